@@ -1,0 +1,109 @@
+//! PostgreSQL: pools that guard against half-finished transactions, and what the database says of its deployment.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::Context;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{PgConnection, PgPool};
+
+/// The newest migration that this release needs; `migrations/` has a test that compares.
+pub const SCHEMA_VERSION: i64 = 1;
+
+/// What a pool is for.
+#[derive(Debug, Clone)]
+pub struct PoolSettings {
+    /// Shown in `pg_stat_activity`.
+    pub application_name: &'static str,
+    /// Connections at the most.
+    pub connections_max: u32,
+    /// How long a caller waits for a connection.
+    pub acquire_timeout: Duration,
+    /// Settings of each session, such as `("statement_timeout", "5s")`.
+    pub session: Vec<(&'static str, String)>,
+}
+
+/// Connection options from a URL, with the session settings of a pool.
+///
+/// # Errors
+/// When the URL is none.
+pub fn options(url: &str, settings: &PoolSettings) -> anyhow::Result<PgConnectOptions> {
+    // The URL may hold a password: the error must not repeat it.
+    let options = PgConnectOptions::from_str(url).ok().context("COUNTERFOIL_DATABASE_URL is not a PostgreSQL URL")?;
+    let session = settings.session.iter().map(|(name, value)| (*name, value.as_str())).chain([("TimeZone", "UTC")]);
+    Ok(options.application_name(settings.application_name).options(session))
+}
+
+/// A pool that connects when it is first used.
+///
+/// A connection that comes back inside a transaction is thrown away: sqlx 0.9.0 leaves it there when `begin()` is
+/// cancelled, and later writes on it would never be committed (launchbadge/sqlx#4385).
+///
+/// # Errors
+/// When the URL is none.
+pub fn pool(url: &str, settings: &PoolSettings) -> anyhow::Result<PgPool> {
+    Ok(PgPoolOptions::new()
+        .max_connections(settings.connections_max)
+        .acquire_timeout(settings.acquire_timeout)
+        .test_before_acquire(false) // the guard below has just talked to the server
+        .after_release(|connection, _| Box::pin(outside_transaction(connection)))
+        .connect_lazy_with(options(url, settings)?))
+}
+
+/// Whether a connection is outside a transaction: only there does a statement begin one.
+async fn outside_transaction(connection: &mut PgConnection) -> sqlx::Result<bool> {
+    sqlx::query_scalar::<_, bool>("SELECT now() = statement_timestamp()").fetch_one(connection).await
+}
+
+/// What the database says about its deployment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deployment {
+    /// The newest migration applied.
+    pub schema: i64,
+    /// The broker topology that `counterfoil-migrate` last brought; 0 before it ran.
+    pub topology: i32,
+}
+
+/// Reads the deployment's versions; zeroes when `counterfoil-migrate` has never run.
+///
+/// # Errors
+/// When the database cannot be asked.
+pub async fn deployment(connection: &mut PgConnection) -> sqlx::Result<Deployment> {
+    // Not checked at compile time: the tables may not exist, and that is an answer, too.
+    let read = sqlx::query_as::<_, (i64, i32)>(
+        "SELECT (SELECT COALESCE(max(version), 0) FROM _sqlx_migrations WHERE success), COALESCE((SELECT topology_version FROM deployment), 0)",
+    )
+    .fetch_one(connection)
+    .await;
+    match read {
+        Ok((schema, topology)) => Ok(Deployment { schema, topology }),
+        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("42P01") => Ok(Deployment { schema: 0, topology: 0 }),
+        Err(error) => Err(error),
+    }
+}
+
+/// Records that the broker has the topology of `version`; never lowers it.
+///
+/// # Errors
+/// When the database refuses it.
+pub async fn record_topology(connection: &mut PgConnection, version: i32) -> sqlx::Result<()> {
+    sqlx::query(
+        "INSERT INTO deployment (topology_version) VALUES ($1)
+         ON CONFLICT (only_row) DO UPDATE SET topology_version = GREATEST(deployment.topology_version, excluded.topology_version), recorded_at = now()",
+    )
+    .bind(version)
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Says why this release cannot work with the database, if it cannot.
+///
+/// # Errors
+/// The reason, and the way out.
+pub fn schema_fits(deployment: Deployment) -> Result<(), String> {
+    if deployment.schema < SCHEMA_VERSION {
+        return Err(format!("the database has schema {}, this release needs {SCHEMA_VERSION}: run counterfoil-migrate", deployment.schema));
+    }
+    Ok(())
+}

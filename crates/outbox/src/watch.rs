@@ -1,0 +1,62 @@
+//! What an operator wants to know of the outbox, read without a lock.
+
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+/// What has not gone out.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Backlog {
+    /// Rows neither published nor parked.
+    pub unpublished: i64,
+    /// Of these, put off: no queue is bound, or the broker refused them.
+    pub deferred: i64,
+    /// Rows that the broker would not take.
+    pub parked: i64,
+    /// Age of the oldest unpublished row.
+    pub oldest_seconds: f64,
+}
+
+/// Reads the backlog. Bounded work: the partial indexes hold nothing but the backlog itself.
+///
+/// # Errors
+/// When the database fails.
+pub async fn backlog(connection: &mut PgConnection) -> sqlx::Result<Backlog> {
+    sqlx::query_as!(
+        Backlog,
+        r#"SELECT (SELECT count(*) FROM outbox WHERE published_at IS NULL AND parked_at IS NULL AND deferrals = 0)
+                + (SELECT count(*) FROM outbox WHERE published_at IS NULL AND parked_at IS NULL AND deferrals > 0) AS "unpublished!",
+            (SELECT count(*) FROM outbox WHERE published_at IS NULL AND parked_at IS NULL AND deferrals > 0) AS "deferred!",
+            (SELECT count(*) FROM outbox WHERE parked_at IS NOT NULL) AS "parked!",
+            COALESCE(extract(epoch FROM now() - (SELECT min(created_at) FROM outbox WHERE published_at IS NULL AND parked_at IS NULL)), 0)::float8 AS "oldest_seconds!""#
+    )
+    .fetch_one(connection)
+    .await
+}
+
+/// An event of one order.
+#[derive(Debug, Clone)]
+pub struct Published {
+    /// The event.
+    pub event_id: Uuid,
+    /// Its topic.
+    pub topic: String,
+    /// Where it went; empty for one queue alone.
+    pub exchange: String,
+    /// When it was appended.
+    pub created_at: OffsetDateTime,
+    /// When the broker had confirmed it.
+    pub published_at: Option<OffsetDateTime>,
+    /// Why it has not gone out.
+    pub last_error: Option<String>,
+}
+
+/// The events of an order, in order.
+///
+/// # Errors
+/// When the database fails.
+pub async fn of_order(connection: &mut PgConnection, order_id: Uuid) -> sqlx::Result<Vec<Published>> {
+    sqlx::query_as!(Published, "SELECT event_id, topic, exchange, created_at, published_at, last_error FROM outbox WHERE order_id = $1 ORDER BY id", order_id)
+        .fetch_all(connection)
+        .await
+}

@@ -1,0 +1,13 @@
+//! What a payment is: money, ids, states, facts and events. Pure: no I/O, no async.
+
+pub mod event;
+pub mod fact;
+pub mod ids;
+pub mod money;
+pub mod state;
+
+pub use event::{Event, Topic, event_id};
+pub use fact::{Contact, Fact, News};
+pub use ids::{OrderId, OrderKey, PaymentKey, Provider, Reference};
+pub use money::{Currency, Money};
+pub use state::{Disposition, OrderStatus, PaymentStatus};

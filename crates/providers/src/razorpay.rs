@@ -1,0 +1,240 @@
+//! Razorpay: `X-Razorpay-Signature` (razorpay.com/docs/webhooks/validate-test), nothing signed but the body.
+
+use counterfoil_payments::{Contact, Currency, Fact, Money, News, PaymentKey, Provider};
+use http::HeaderMap;
+use ring::hmac;
+use serde::Deserialize;
+
+use crate::json::{self, Raw, Unreadable};
+use crate::secret::Secret;
+use crate::signature::{self, Rejected};
+use crate::stripe::{order_named, unreadable};
+use crate::{Adapter, ID_BYTES_MAX, Mode, Reading};
+
+/// Razorpay's wire format. Secrets are the webhook's, verbatim.
+#[derive(Debug)]
+pub struct Razorpay {
+    keys: Vec<hmac::Key>,
+}
+
+impl Razorpay {
+    /// With these secrets, newest first. Retries of older events stay signed with the secret of their time.
+    #[must_use]
+    pub fn new(secrets: &[Secret]) -> Self {
+        Self { keys: signature::keys(secrets) }
+    }
+}
+
+/// Verifies the signature that a browser brings back from checkout: over `order_id|payment_id`, or the fields of a
+/// payment link or subscription joined likewise, with the API key's secret.
+///
+/// # Errors
+/// When it does not match.
+pub fn verify_return(api_secret: &Secret, fields: &[&str], signature: &str) -> Result<(), Rejected> {
+    let tag = hex::decode(signature).map_err(|_| Rejected::Signature)?;
+    signature::matching(&signature::keys(std::slice::from_ref(api_secret)), &[fields.join("|").as_bytes()], &[tag]).map(|_| ())
+}
+
+impl Adapter for Razorpay {
+    fn provider(&self) -> Provider {
+        Provider::Razorpay
+    }
+
+    fn verify(&self, headers: &HeaderMap, body: &[u8], _: i64) -> Result<usize, Rejected> {
+        let header = signature::header(headers, "X-Razorpay-Signature")?.ok_or(Rejected::NotSigned)?;
+        let tag = hex::decode(header.trim()).map_err(|_| Rejected::Signature)?;
+        signature::matching(&self.keys, &[body], &[tag])
+    }
+
+    fn read(&self, headers: &HeaderMap, body: &[u8], _: Mode) -> Reading {
+        let text = json::body_text(body);
+        let envelope: Envelope<'_> = match serde_json::from_str(&text) {
+            Ok(envelope) => envelope,
+            Err(error) => return unreadable(body, "unknown", Unreadable::from(error)),
+        };
+        let event_type = json::text(envelope.event).unwrap_or_else(|| "unknown".into());
+        let entities = match Entities::read(envelope.payload) {
+            Ok(entities) => entities,
+            Err(error) => return unreadable(body, &event_type, error),
+        };
+        let created = json::integer(envelope.created_at).map_or_else(String::new, |seconds| seconds.to_string());
+        let event_id = entities.subject(&event_type).map(|id| format!("{event_type}:{id}:{created}")).filter(|id| id.len() <= ID_BYTES_MAX);
+        Reading {
+            account: String::new(), // payment ids are unique across Razorpay
+            event_id: event_id.unwrap_or_else(|| json::digest_id(body)),
+            // Outside the signature: for search, never for deduplication.
+            provider_event_id: signature::header(headers, "x-razorpay-event-id").ok().flatten().map(|id| id.chars().take(ID_BYTES_MAX).collect()),
+            fact: fact(&event_type, &entities).unwrap_or_else(|error| Fact::Unreadable { reason: error.0 }),
+            event_type,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    #[serde(borrow)]
+    event: Raw<'a>,
+    #[serde(borrow)]
+    payload: Raw<'a>,
+    #[serde(borrow)]
+    created_at: Raw<'a>,
+}
+
+#[derive(Deserialize)]
+struct Payload<'a> {
+    #[serde(borrow)]
+    payment: Raw<'a>,
+    #[serde(borrow)]
+    order: Raw<'a>,
+    #[serde(borrow)]
+    payment_link: Raw<'a>,
+    #[serde(borrow)]
+    invoice: Raw<'a>,
+    #[serde(borrow)]
+    refund: Raw<'a>,
+    #[serde(borrow)]
+    dispute: Raw<'a>,
+}
+
+#[derive(Deserialize)]
+struct Wrapped<'a> {
+    #[serde(borrow)]
+    entity: Raw<'a>,
+}
+
+/// The fields of payments, orders, links, invoices, refunds and disputes that matter here.
+#[derive(Deserialize, Clone, Copy)]
+struct Entity<'a> {
+    #[serde(borrow)]
+    id: Raw<'a>,
+    #[serde(borrow)]
+    payment_id: Raw<'a>,
+    #[serde(borrow)]
+    amount: Raw<'a>,
+    #[serde(borrow)]
+    currency: Raw<'a>,
+    #[serde(borrow)]
+    receipt: Raw<'a>,
+    #[serde(borrow)]
+    reference_id: Raw<'a>,
+    /// `[]` when empty, an object otherwise.
+    #[serde(borrow)]
+    notes: Raw<'a>,
+    #[serde(borrow)]
+    email: Raw<'a>,
+    #[serde(borrow)]
+    contact: Raw<'a>,
+}
+
+#[derive(Deserialize)]
+struct Notes<'a> {
+    #[serde(borrow)]
+    order_id: Raw<'a>,
+}
+
+impl Entity<'_> {
+    fn noted_order(&self) -> Result<Option<String>, Unreadable> {
+        Ok(json::object::<Notes<'_>>(self.notes)?.and_then(|notes| json::text(notes.order_id)))
+    }
+}
+
+#[derive(Default)]
+struct Entities<'a> {
+    payment: Option<Entity<'a>>,
+    order: Option<Entity<'a>>,
+    payment_link: Option<Entity<'a>>,
+    invoice: Option<Entity<'a>>,
+    refund: Option<Entity<'a>>,
+    dispute: Option<Entity<'a>>,
+}
+
+impl<'a> Entities<'a> {
+    fn read(payload: Raw<'a>) -> Result<Self, Unreadable> {
+        let entity = |raw: Raw<'a>| -> Result<Option<Entity<'a>>, Unreadable> {
+            json::object::<Wrapped<'a>>(raw)?.map_or(Ok(None), |wrapped| json::object(wrapped.entity))
+        };
+        let Some(payload) = json::object::<Payload<'a>>(payload)? else {
+            return Ok(Self::default());
+        };
+        Ok(Self {
+            payment: entity(payload.payment)?,
+            order: entity(payload.order)?,
+            payment_link: entity(payload.payment_link)?,
+            invoice: entity(payload.invoice)?,
+            refund: entity(payload.refund)?,
+            dispute: entity(payload.dispute)?,
+        })
+    }
+
+    /// The id of what the event is about: the entity that its type names.
+    fn subject(&self, event_type: &str) -> Option<String> {
+        let entity = match event_type {
+            dispute if dispute.starts_with("payment.dispute.") => self.dispute,
+            link if link.starts_with("payment_link.") => self.payment_link,
+            invoice if invoice.starts_with("invoice.") => self.invoice,
+            order if order.starts_with("order.") => self.order,
+            refund if refund.starts_with("refund.") => self.refund,
+            _ => self.payment,
+        };
+        json::text(entity?.id)
+    }
+}
+
+fn fact(event_type: &str, entities: &Entities<'_>) -> Result<Fact, Unreadable> {
+    let news = match event_type {
+        "payment.captured" | "order.paid" | "payment_link.paid" | "invoice.paid" => News::Captured,
+        "payment.authorized" => News::Authorised,
+        "payment.failed" => News::Failed,
+        "payment_link.expired" | "invoice.expired" => News::Expired,
+        "payment_link.cancelled" => News::Cancelled,
+        money_back if money_back.starts_with("refund.") || money_back.starts_with("payment.dispute.") => {
+            let of = entities.refund.or(entities.dispute).and_then(|entity| json::text(entity.payment_id));
+            let id = of.or_else(|| entities.payment.and_then(|payment| json::text(payment.id)));
+            return Ok(Fact::Deferred { payment: id.map(key) });
+        }
+        _ => {
+            return Ok(Fact::Ignored { reason: "a type that is not acted on".into() });
+        }
+    };
+    let missing = |what: &str| Unreadable(format!("{event_type} without {what}"));
+    // An attempt that ended before any payment was made is named by its link or invoice.
+    let attempt = match news {
+        News::Expired | News::Cancelled => entities.payment_link.or(entities.invoice),
+        News::Captured | News::Authorised | News::Pending | News::Failed => entities.payment,
+    };
+    let attempt = attempt.ok_or_else(|| missing("its payment"))?;
+    let id = json::text(attempt.id).filter(|id| id.len() <= ID_BYTES_MAX).ok_or_else(|| missing("an id of its payment"))?;
+    let money = money(&attempt)?;
+    if news == News::Captured && money.is_none() {
+        return Err(missing("an amount and a currency"));
+    }
+    let mut names = Vec::new();
+    for entity in [entities.payment, entities.order, entities.payment_link, entities.invoice].into_iter().flatten() {
+        names.push(entity.noted_order()?);
+    }
+    names.push(entities.order.and_then(|order| json::text(order.receipt)));
+    names.push(entities.payment_link.and_then(|link| json::text(link.reference_id)));
+    names.push(entities.invoice.and_then(|invoice| json::text(invoice.receipt)));
+    let (order, remark) = order_named(&names);
+    // Razorpay's placeholder where a checkout asks for no address.
+    let email = json::text(attempt.email).filter(|email| email != "void@razorpay.com");
+    let contact = Contact { email, name: None, phone: json::text(attempt.contact) };
+    Ok(Fact::Payment { news, payment: key(id), order, money, contact, remark })
+}
+
+fn key(payment_id: String) -> PaymentKey {
+    PaymentKey { provider: Provider::Razorpay, account: String::new(), payment_id }
+}
+
+fn money(entity: &Entity<'_>) -> Result<Option<Money>, Unreadable> {
+    let (Some(amount), Some(currency)) = (json::integer(entity.amount), json::text(entity.currency)) else {
+        return Ok(None);
+    };
+    checked(amount, &currency).map(Some)
+}
+
+/// An amount that is not negative, in a currency that exists.
+pub(crate) fn checked(amount: i64, currency: &str) -> Result<Money, Unreadable> {
+    let currency: Currency = currency.parse().map_err(|error| Unreadable(format!("{error}")))?;
+    if amount < 0 { Err(Unreadable("a negative amount".into())) } else { Ok(Money::new(amount, currency)) }
+}

@@ -1,0 +1,298 @@
+//! Stripe: `Stripe-Signature` (docs.stripe.com/webhooks/signature), snapshot events of any API version.
+
+use counterfoil_payments::{Contact, Currency, Fact, Money, News, OrderKey, PaymentKey, Provider};
+use http::HeaderMap;
+use ring::hmac;
+use serde::Deserialize;
+
+use crate::json::{self, Raw, Unreadable};
+use crate::secret::Secret;
+use crate::signature::{self, Rejected};
+use crate::{Adapter, ID_BYTES_MAX, Mode, Reading, TOLERANCE_SECONDS};
+
+/// Stripe's wire format. Secrets are used verbatim, `whsec_` included.
+#[derive(Debug)]
+pub struct Stripe {
+    keys: Vec<hmac::Key>,
+    tolerance_seconds: i64,
+}
+
+impl Stripe {
+    /// With these secrets, newest first.
+    #[must_use]
+    pub fn new(secrets: &[Secret]) -> Self {
+        Self { keys: signature::keys(secrets), tolerance_seconds: TOLERANCE_SECONDS }
+    }
+
+    /// With another clock tolerance than 300 seconds.
+    #[must_use]
+    pub fn with_tolerance(mut self, seconds: i64) -> Self {
+        self.tolerance_seconds = seconds;
+        self
+    }
+}
+
+impl Adapter for Stripe {
+    fn provider(&self) -> Provider {
+        Provider::Stripe
+    }
+
+    fn verify(&self, headers: &HeaderMap, body: &[u8], now: i64) -> Result<usize, Rejected> {
+        let header = signature::header(headers, "Stripe-Signature")?.filter(|text| !text.is_empty()).ok_or(Rejected::NotSigned)?;
+        let (mut time, mut tags) = (None, Vec::new());
+        for element in header.split(',') {
+            let (name, value) = element.trim().split_once('=').filter(|(_, value)| !value.contains('=')).ok_or(Rejected::Header)?;
+            match name {
+                "t" => time = Some(value),
+                "v1" => tags.extend(hex::decode(value)), // one that is not hex is skipped
+                _ => {}
+            }
+        }
+        let time = time.ok_or(Rejected::Header)?;
+        let signed: i64 = time.parse().map_err(|_| Rejected::Header)?;
+        let position = signature::matching(&self.keys, &[time.as_bytes(), b".", body], &tags)?;
+        signature::fresh(signed, now, self.tolerance_seconds)?;
+        Ok(position)
+    }
+
+    fn read(&self, _: &HeaderMap, body: &[u8], mode: Mode) -> Reading {
+        let text = json::body_text(body);
+        let envelope: Envelope<'_> = match serde_json::from_str(&text) {
+            Ok(envelope) => envelope,
+            Err(error) => return unreadable(body, "unknown", Unreadable::from(error)),
+        };
+        let event_type = json::text(envelope.event_type).unwrap_or_else(|| "unknown".into());
+        let Some(event_id) = json::text(envelope.id).filter(|id| id.len() <= ID_BYTES_MAX) else {
+            return unreadable(body, &event_type, Unreadable("it has no id".into()));
+        };
+        let thin = json::text(envelope.object).as_deref() == Some("v2.core.event");
+        let account = json::text(if thin { envelope.context } else { envelope.account }).filter(|id| id.len() <= ID_BYTES_MAX).unwrap_or_default();
+        let fact = if thin {
+            Fact::Ignored { reason: "a thin event carries no object".into() }
+        } else if let Some(ignored) = other_mode(json::boolean(envelope.livemode), mode) {
+            ignored
+        } else {
+            fact(&event_type, &account, envelope.data).unwrap_or_else(|error| Fact::Unreadable { reason: error.0 })
+        };
+        Reading { account, event_id, provider_event_id: None, event_type, fact }
+    }
+}
+
+/// `Some` when the stated mode is not ours, or none is stated.
+pub(crate) fn other_mode(livemode: Option<bool>, mode: Mode) -> Option<Fact> {
+    let reason = match livemode {
+        Some(live) if live == (mode == Mode::Live) => return None,
+        Some(true) => "it is a live event, and this deployment is in test mode",
+        Some(false) => "it is a test event, and this deployment is in live mode",
+        None => "it states no mode",
+    };
+    Some(Fact::Ignored { reason: reason.into() })
+}
+
+/// An authentic delivery that has no id of its own.
+pub(crate) fn unreadable(body: &[u8], event_type: &str, error: Unreadable) -> Reading {
+    Reading {
+        account: String::new(),
+        event_id: json::digest_id(body),
+        provider_event_id: None,
+        event_type: event_type.to_owned(),
+        fact: Fact::Unreadable { reason: error.0 },
+    }
+}
+
+/// The order that an event names: the first name that can be one wins; a difference is remarked.
+pub(crate) fn order_named(names: &[Option<String>]) -> (Option<OrderKey>, Option<String>) {
+    let mut keys = names.iter().flatten().filter_map(|name| OrderKey::read(name));
+    let first = keys.next();
+    let differs = first.as_ref().is_some_and(|first| keys.any(|other| other != *first));
+    (first, differs.then(|| "it names two different orders; the first was taken".to_owned()))
+}
+
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    #[serde(borrow)]
+    id: Raw<'a>,
+    #[serde(borrow)]
+    object: Raw<'a>,
+    #[serde(borrow, rename = "type")]
+    event_type: Raw<'a>,
+    #[serde(borrow)]
+    account: Raw<'a>,
+    #[serde(borrow)]
+    context: Raw<'a>,
+    #[serde(borrow)]
+    livemode: Raw<'a>,
+    #[serde(borrow)]
+    data: Raw<'a>,
+}
+
+#[derive(Deserialize)]
+struct Data<'a> {
+    #[serde(borrow)]
+    object: Raw<'a>,
+}
+
+/// The fields of sessions, payment intents, charges, invoices, refunds and disputes that matter here.
+#[derive(Deserialize)]
+struct Object<'a> {
+    #[serde(borrow)]
+    id: Raw<'a>,
+    #[serde(borrow)]
+    amount: Raw<'a>,
+    #[serde(borrow)]
+    amount_total: Raw<'a>,
+    #[serde(borrow)]
+    amount_received: Raw<'a>,
+    #[serde(borrow)]
+    amount_captured: Raw<'a>,
+    #[serde(borrow)]
+    amount_paid: Raw<'a>,
+    #[serde(borrow)]
+    currency: Raw<'a>,
+    #[serde(borrow)]
+    captured: Raw<'a>,
+    #[serde(borrow)]
+    payment_intent: Raw<'a>,
+    #[serde(borrow)]
+    charge: Raw<'a>,
+    #[serde(borrow)]
+    payment_status: Raw<'a>,
+    #[serde(borrow)]
+    mode: Raw<'a>,
+    #[serde(borrow)]
+    client_reference_id: Raw<'a>,
+    #[serde(borrow)]
+    metadata: Raw<'a>,
+    #[serde(borrow)]
+    customer_details: Raw<'a>,
+    #[serde(borrow)]
+    billing_details: Raw<'a>,
+    #[serde(borrow)]
+    receipt_email: Raw<'a>,
+}
+
+#[derive(Deserialize)]
+struct Metadata<'a> {
+    #[serde(borrow)]
+    order_id: Raw<'a>,
+}
+
+#[derive(Deserialize)]
+struct Details<'a> {
+    #[serde(borrow)]
+    email: Raw<'a>,
+    #[serde(borrow)]
+    name: Raw<'a>,
+    #[serde(borrow)]
+    phone: Raw<'a>,
+}
+
+/// What a type means: news of a payment, or a refund or dispute. `None` for a type that says nothing to us.
+enum Meaning {
+    News(News),
+    Deferred,
+}
+
+fn meaning(event_type: &str, object: &Object<'_>) -> Option<Meaning> {
+    let news = match event_type {
+        "checkout.session.completed" => match json::text(object.payment_status).as_deref() {
+            _ if json::text(object.mode).as_deref() == Some("setup") => return None,
+            Some("paid" | "no_payment_required") => News::Captured,
+            Some("unpaid") => News::Pending,
+            _ => return None,
+        },
+        "checkout.session.async_payment_succeeded" | "payment_intent.succeeded" | "charge.captured" => News::Captured,
+        "charge.succeeded" => match json::boolean(object.captured)? {
+            true => News::Captured,
+            false => News::Authorised,
+        },
+        "invoice.paid" if json::id(object.payment_intent).is_some() => News::Captured,
+        "payment_intent.amount_capturable_updated" => News::Authorised,
+        "payment_intent.processing" | "payment_intent.requires_action" => News::Pending,
+        "payment_intent.payment_failed" | "charge.failed" | "checkout.session.async_payment_failed" => News::Failed,
+        "payment_intent.canceled" => News::Cancelled,
+        "checkout.session.expired" | "charge.expired" => News::Expired,
+        "charge.refunded" | "refund.created" | "refund.updated" | "refund.failed" | "charge.refund.updated" | "radar.early_fraud_warning.created" => {
+            return Some(Meaning::Deferred);
+        }
+        dispute if dispute.starts_with("charge.dispute.") => return Some(Meaning::Deferred),
+        _ => return None,
+    };
+    Some(Meaning::News(news))
+}
+
+fn fact(event_type: &str, account: &str, data: Raw<'_>) -> Result<Fact, Unreadable> {
+    let object: Option<Object<'_>> = json::object::<Data<'_>>(data)?.and_then(|data| json::object(data.object).transpose()).transpose()?;
+    let missing = |what: &str| Unreadable(format!("{event_type} without {what}"));
+    let Some(object) = object else {
+        return Err(missing("data.object"));
+    };
+    let meaning = meaning(event_type, &object);
+    let payment = identity(event_type, &object).filter(|id| id.len() <= ID_BYTES_MAX);
+    let key = |payment_id: String| PaymentKey { provider: Provider::Stripe, account: account.to_owned(), payment_id };
+    let news = match meaning {
+        None => {
+            return Ok(Fact::Ignored { reason: "a type or state that is not acted on".into() });
+        }
+        Some(Meaning::Deferred) => {
+            return Ok(Fact::Deferred { payment: payment.map(key) });
+        }
+        Some(Meaning::News(news)) => news,
+    };
+    let payment = key(payment.ok_or_else(|| missing("an id of its payment"))?);
+    let money = money(event_type, &object)?;
+    if news == News::Captured && money.is_none() {
+        return Err(missing("an amount and a currency"));
+    }
+    let metadata = json::object::<Metadata<'_>>(object.metadata)?.and_then(|metadata| json::text(metadata.order_id));
+    let (order, remark) = order_named(&[json::text(object.client_reference_id), metadata]);
+    Ok(Fact::Payment { news, payment, order, money, contact: contact(&object)?, remark })
+}
+
+/// The payment intent, else the charge, else the session.
+fn identity(event_type: &str, object: &Object<'_>) -> Option<String> {
+    if event_type.starts_with("payment_intent.") {
+        return json::text(object.id);
+    }
+    json::id(object.payment_intent).or_else(|| json::id(object.charge)).or_else(|| json::text(object.id))
+}
+
+fn money(event_type: &str, object: &Object<'_>) -> Result<Option<Money>, Unreadable> {
+    let amount = match event_type.split('.').next() {
+        Some("checkout") => json::integer(object.amount_total),
+        Some("invoice") => json::integer(object.amount_paid),
+        Some("payment_intent") if event_type.ends_with(".succeeded") => json::integer(object.amount_received).or_else(|| json::integer(object.amount)),
+        Some("charge") if event_type != "charge.failed" => {
+            json::integer(object.amount_captured).filter(|amount| *amount != 0).or_else(|| json::integer(object.amount))
+        }
+        _ => json::integer(object.amount),
+    };
+    let (Some(amount), Some(currency)) = (amount, json::text(object.currency)) else {
+        return Ok(None);
+    };
+    let currency: Currency = currency.parse().map_err(|error| Unreadable(format!("{error}")))?;
+    if amount < 0 {
+        return Err(Unreadable("a negative amount".into()));
+    }
+    Ok(Some(Money::new(minor_units(amount, currency)?, currency)))
+}
+
+/// Stripe writes ISK and UGX with two decimals and MGA with none, unlike ISO 4217 (docs.stripe.com/currencies).
+fn minor_units(amount: i64, currency: Currency) -> Result<i64, Unreadable> {
+    match currency.code() {
+        "ISK" | "UGX" if amount % 100 == 0 => Ok(amount / 100),
+        "ISK" | "UGX" => Err(Unreadable(format!("{amount} {currency} is no whole amount: Stripe writes this currency with two decimals"))),
+        "MGA" => amount.checked_mul(100).ok_or_else(|| Unreadable("an amount out of range".into())),
+        _ => Ok(amount),
+    }
+}
+
+fn contact(object: &Object<'_>) -> Result<Contact, Unreadable> {
+    for raw in [object.customer_details, object.billing_details] {
+        if let Some(details) = json::object::<Details<'_>>(raw)? {
+            let email = json::text(details.email).or_else(|| json::text(object.receipt_email));
+            return Ok(Contact { email, name: json::text(details.name), phone: json::text(details.phone) });
+        }
+    }
+    Ok(Contact { email: json::text(object.receipt_email), ..Contact::default() })
+}

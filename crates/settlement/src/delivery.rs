@@ -1,0 +1,108 @@
+//! A verified, translated delivery, and what became of it.
+
+use counterfoil_payments::{Fact, OrderKey, Provider};
+use serde::Serialize;
+use uuid::Uuid;
+
+/// One delivery of one webhook event: authentic, translated, not yet stored.
+#[derive(Debug, Clone)]
+pub struct Delivery {
+    /// Who sent it.
+    pub provider: Provider,
+    /// The connected account, or empty.
+    pub account: String,
+    /// What copies of it share.
+    pub event_id: String,
+    /// The provider's own id for it, for search.
+    pub provider_event_id: Option<String>,
+    /// The provider's name for what happened.
+    pub event_type: String,
+    /// The exact bytes that were signed.
+    pub body: Vec<u8>,
+    /// Position of the secret that matched; 0 is the newest.
+    pub secret_position: i32,
+    /// What it says.
+    pub fact: Fact,
+    /// Trace context, to travel with the effects.
+    pub traceparent: Option<String>,
+}
+
+/// What is stored about an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It changed a payment, and perhaps its order.
+    Applied,
+    /// We knew as much or more already.
+    Superseded,
+    /// Nothing we act on.
+    Ignored,
+    /// Its order does not exist yet.
+    Waiting,
+    /// Money that does not fit; on-call decides.
+    Held,
+    /// A second payment of a paid order.
+    Extra,
+    /// Acted on by a later release.
+    Deferred,
+    /// Authentic, but not what the provider documents.
+    Unreadable,
+    /// Settling it alone failed; reprocessable.
+    Failed,
+}
+
+impl Outcome {
+    /// Every outcome.
+    pub const ALL: [Self; 9] =
+        [Self::Applied, Self::Superseded, Self::Ignored, Self::Waiting, Self::Held, Self::Extra, Self::Deferred, Self::Unreadable, Self::Failed];
+
+    /// The name in tables, answers and labels.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Applied => "applied",
+            Self::Superseded => "superseded",
+            Self::Ignored => "ignored",
+            Self::Waiting => "waiting",
+            Self::Held => "held",
+            Self::Extra => "extra",
+            Self::Deferred => "deferred",
+            Self::Unreadable => "unreadable",
+            Self::Failed => "failed",
+        }
+    }
+
+    pub(crate) fn read(name: &str) -> Self {
+        Self::ALL.into_iter().find(|outcome| outcome.name() == name).expect("a CHECK of the table admits these names only")
+    }
+}
+
+/// What became of a stored delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settled {
+    /// What is stored about its event.
+    pub outcome: Outcome,
+    /// Whether the event was there before.
+    pub duplicate: bool,
+    /// Whether its body differs from the one in force.
+    pub differs: bool,
+    /// Whether the order became paid by it.
+    pub paid: Option<Uuid>,
+}
+
+/// What [`crate::settle`] says of one delivery.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is stored, once the transaction commits.
+    Settled(Settled),
+    /// Somebody else holds its order's row: nothing was stored.
+    Locked(Uuid),
+    /// No such order: nothing was stored.
+    NoOrder(OrderKey),
+}
+
+impl Verdict {
+    pub(crate) fn stored(outcome: Outcome, duplicate: bool, differs: bool) -> Self {
+        Self::Settled(Settled { outcome, duplicate, differs, paid: None })
+    }
+}

@@ -1,0 +1,158 @@
+//! Events that touch no order: ignored, deferred, unreadable, waiting, failed; and reading them back.
+
+use counterfoil_payments::Fact;
+use sqlx::{PgConnection, PgTransaction};
+use uuid::Uuid;
+
+use crate::delivery::{Delivery, Outcome, Verdict};
+use crate::rounds::Item;
+
+/// Why an event that touches no order is stored.
+pub(crate) struct Note<'a> {
+    pub(crate) outcome: Outcome,
+    pub(crate) reason: Option<&'a str>,
+    pub(crate) waits_for: Option<String>,
+}
+
+/// Stores events as they are, or counts one more delivery of them; one statement for all.
+/// A copy of a stored event leaves its outcome as it is, except that a failed one may be put to rest.
+pub(crate) async fn store(tx: &mut PgTransaction<'_>, items: &[(&Item<'_>, Note<'_>)]) -> sqlx::Result<Vec<Verdict>> {
+    if items.is_empty() {
+        return Ok(Vec::new());
+    }
+    let column = |read: &dyn Fn(&Delivery) -> String| items.iter().map(|(item, _)| read(item.delivery)).collect::<Vec<_>>();
+    let provider_event_ids: Vec<Option<String>> = items.iter().map(|(item, _)| item.delivery.provider_event_id.clone()).collect();
+    let bodies: Vec<Vec<u8>> = items.iter().map(|(item, _)| item.delivery.body.clone()).collect();
+    let positions: Vec<i32> = items.iter().map(|(item, _)| item.delivery.secret_position).collect();
+    let deliveries: Vec<i64> = items.iter().map(|(item, _)| item.deliveries).collect();
+    let differing: Vec<Option<Vec<u8>>> = items.iter().map(|(item, _)| item.differing.map(<[u8]>::to_vec)).collect();
+    let outcomes: Vec<String> = items.iter().map(|(_, note)| note.outcome.name().to_owned()).collect();
+    let reasons: Vec<Option<String>> = items.iter().map(|(_, note)| note.reason.map(str::to_owned)).collect();
+    let waits: Vec<Option<String>> = items.iter().map(|(_, note)| note.waits_for.clone()).collect();
+    let facts: Vec<Option<serde_json::Value>> = items.iter().map(|(item, note)| note.waits_for.is_some().then(|| stored_fact(item.delivery))).collect();
+    let rows = sqlx::query!(
+        r#"WITH input AS (
+            SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::integer[], $8::bigint[], $9::bytea[],
+                $10::text[], $11::text[], $12::text[], $13::jsonb[]) WITH ORDINALITY
+            AS i (provider, account, event_id, provider_event_id, event_type, body, secret_position, deliveries, differing_body, outcome, reason, waits_for, fact, n)
+        ), stored AS (
+            INSERT INTO webhook_events AS w (provider, account, event_id, provider_event_id, event_type, body, secret_position, deliveries,
+                outcome, reason, waits_for, fact, processed_at, processed_in, differing, differing_body)
+            SELECT provider, account, event_id, provider_event_id, event_type, body, secret_position, deliveries,
+                outcome, reason, waits_for, fact, CASE WHEN waits_for IS NULL THEN now() END, pg_current_xact_id(), (differing_body IS NOT NULL)::integer, differing_body
+            FROM input ORDER BY provider, account, event_id
+            ON CONFLICT (provider, account, event_id) DO UPDATE SET
+                deliveries = w.deliveries + excluded.deliveries,
+                differing = w.differing + (w.body <> excluded.body)::integer,
+                differing_body = CASE WHEN w.body <> excluded.body THEN excluded.body ELSE w.differing_body END
+            RETURNING provider, account, event_id, outcome, w.processed_in = pg_current_xact_id() AS fresh, w.differing_body IS NOT NULL AS differs
+        )
+        SELECT s.outcome, s.fresh AS "fresh!", s.differs AS "differs!" FROM input i JOIN stored s USING (provider, account, event_id) ORDER BY i.n"#,
+        &column(&|d| d.provider.name().to_owned()), &column(&|d| d.account.clone()), &column(&|d| d.event_id.clone()),
+        &provider_event_ids as &[Option<String>], &column(&|d| d.event_type.clone()), &bodies, &positions, &deliveries, &differing as &[Option<Vec<u8>>],
+        &outcomes, &reasons as &[Option<String>], &waits as &[Option<String>], &facts as &[Option<serde_json::Value>],
+    )
+    .fetch_all(&mut **tx)
+    .await?;
+    Ok(rows.iter().map(|row| Verdict::stored(Outcome::read(&row.outcome), !row.fresh, row.differs)).collect())
+}
+
+/// Stores an event whose settling alone failed, bare, with the SQLSTATE, so that it can be driven again.
+///
+/// # Errors
+/// When even that cannot be stored: the delivery must be refused.
+pub async fn store_failed(tx: &mut PgTransaction<'_>, delivery: &Delivery, last_error: &str) -> sqlx::Result<Verdict> {
+    let row = sqlx::query!(
+        r#"INSERT INTO webhook_events AS w (provider, account, event_id, provider_event_id, event_type, body, secret_position, outcome, fact, last_error)
+           VALUES ($1, $2, $3, $4, $5, $6, $7, 'failed', $8, $9)
+           ON CONFLICT (provider, account, event_id) DO UPDATE SET deliveries = w.deliveries + 1, last_error = excluded.last_error
+           RETURNING outcome, xmax::text <> '0' AS "known!", body <> $6 AS "differs!""#,
+        delivery.provider.name(),
+        delivery.account,
+        delivery.event_id,
+        delivery.provider_event_id,
+        delivery.event_type,
+        delivery.body,
+        delivery.secret_position,
+        stored_fact(delivery),
+        last_error,
+    )
+    .fetch_one(&mut **tx)
+    .await?;
+    Ok(Verdict::stored(Outcome::read(&row.outcome), row.known, row.differs))
+}
+
+fn stored_fact(delivery: &Delivery) -> serde_json::Value {
+    serde_json::json!({ "fact": delivery.fact, "traceparent": delivery.traceparent })
+}
+
+#[derive(serde::Deserialize)]
+struct StoredFact {
+    fact: Fact,
+    traceparent: Option<String>,
+}
+
+/// Takes the events that wait for one of `names`, oldest first, as deliveries to settle again.
+/// Their bodies are left in the table.
+pub(crate) async fn take_waiting(tx: &mut PgTransaction<'_>, names: &[String]) -> sqlx::Result<Vec<Delivery>> {
+    let rows = sqlx::query!(
+        r#"SELECT provider, account, event_id, provider_event_id, event_type, secret_position, fact AS "fact!" FROM webhook_events
+           WHERE outcome = 'waiting' AND waits_for = ANY ($1) ORDER BY received_at, event_id FOR UPDATE"#,
+        names,
+    )
+    .fetch_all(&mut **tx)
+    .await?;
+    rows.into_iter()
+        .map(|row| {
+            let stored: StoredFact = serde_json::from_value(row.fact).map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+            Ok(Delivery {
+                provider: row.provider.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
+                account: row.account,
+                event_id: row.event_id,
+                provider_event_id: row.provider_event_id,
+                event_type: row.event_type,
+                body: Vec::new(),
+                secret_position: row.secret_position,
+                fact: stored.fact,
+                traceparent: stored.traceparent,
+            })
+        })
+        .collect()
+}
+
+/// A stored webhook event, as the trail shows it.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// Who sent it.
+    pub provider: String,
+    /// The provider's name for what happened.
+    pub event_type: String,
+    /// Its id.
+    pub event_id: String,
+    /// How often it came.
+    pub deliveries: i64,
+    /// What became of it.
+    pub outcome: String,
+    /// First arrival, RFC 3339.
+    pub received_at: String,
+}
+
+/// The stored events whose body names the order or one of its payments. A search over recent events, for people.
+///
+/// # Errors
+/// When the database fails.
+pub async fn deliveries_of_order(connection: &mut PgConnection, order_id: Uuid) -> sqlx::Result<Vec<Seen>> {
+    sqlx::query_as!(
+        Seen,
+        r#"WITH names AS (
+            SELECT id::text AS name FROM orders WHERE id = $1 UNION SELECT reference FROM orders WHERE id = $1 UNION SELECT payment_id FROM payments WHERE order_id = $1)
+        SELECT provider, event_type, event_id, deliveries, outcome,
+            to_char(received_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "received_at!"
+        FROM webhook_events w WHERE received_at > now() - interval '7 days'
+            AND EXISTS (SELECT FROM names WHERE position(convert_to(name, 'UTF8') IN w.body) > 0)
+        ORDER BY w.received_at LIMIT 200"#,
+        order_id,
+    )
+    .fetch_all(connection)
+    .await
+}

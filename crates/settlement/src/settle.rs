@@ -1,0 +1,242 @@
+//! Settles a batch inside one transaction: fold, resolve, rounds, classify.
+
+use std::collections::HashMap;
+
+use counterfoil_payments::{Contact, Fact, Money, News, OrderKey, PaymentKey};
+use sqlx::PgTransaction;
+use uuid::Uuid;
+
+use crate::classify::{self, Leftover};
+use crate::delivery::{Delivery, Outcome, Settled, Verdict};
+use crate::events::{self, Note};
+use crate::rounds::{self, Item};
+use crate::statement::{self, Done};
+
+/// Settles deliveries; the verdicts stand in the order of the batch. One delivery is a batch of one.
+///
+/// Never waits for an order's row and never stores a delivery whose order is unknown: those come back as
+/// [`Verdict::Locked`] and [`Verdict::NoOrder`], for [`lock_orders`] and [`settle_or_wait`].
+///
+/// # Errors
+/// When a statement fails; roll back and ask [`crate::Failure::of`] what to do.
+pub async fn settle(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::Result<Vec<Verdict>> {
+    settle_items(tx, batch.len(), rounds::fold(batch)).await
+}
+
+/// Waits for the rows of `orders`, in id order, so that a following [`settle`] finds them free. Bound it by `lock_timeout`.
+///
+/// # Errors
+/// When a statement fails, 55P03 among them.
+pub async fn lock_orders(tx: &mut PgTransaction<'_>, orders: &[Uuid]) -> sqlx::Result<()> {
+    sqlx::query!("SELECT id FROM orders WHERE id = ANY ($1) ORDER BY id FOR NO KEY UPDATE", orders).fetch_all(&mut **tx).await?;
+    Ok(())
+}
+
+/// Settles deliveries whose order was not found: under the advisory lock of each reference (which `POST /orders` takes
+/// first, too) it looks again, in a new statement, and stores as waiting those whose order still does not exist.
+/// Must be the only thing its transaction does.
+///
+/// # Errors
+/// When a statement fails.
+pub async fn settle_or_wait(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::Result<Vec<Verdict>> {
+    let mut names: Vec<String> = batch.iter().filter_map(|delivery| order_key(&delivery.fact)).map(OrderKey::waits_for).collect();
+    names.sort();
+    names.dedup();
+    lock_names(tx, &names).await?;
+    let mut verdicts = settle(tx, batch).await?;
+    let items = rounds::fold(batch);
+    let waiting: Vec<&Item<'_>> = items.iter().filter(|item| matches!(verdicts[item.positions[0]], Verdict::NoOrder(_))).collect();
+    let notes: Vec<_> = waiting
+        .iter()
+        .map(|item| (*item, Note { outcome: Outcome::Waiting, reason: None, waits_for: order_key(&item.delivery.fact).map(OrderKey::waits_for) }))
+        .collect();
+    for (item, verdict) in waiting.iter().zip(events::store(tx, &notes).await?) {
+        assign(&mut verdicts, item, &verdict);
+    }
+    Ok(verdicts)
+}
+
+/// Settles again what waits for an order that now exists, inside the transaction that made it.
+pub(crate) async fn settle_waiting(tx: &mut PgTransaction<'_>, names: &[String]) -> sqlx::Result<Vec<Verdict>> {
+    let waiting = events::take_waiting(tx, names).await?;
+    let mut items = rounds::fold(&waiting);
+    for item in &mut items {
+        item.deliveries = 0;
+    }
+    settle_items(tx, waiting.len(), items).await
+}
+
+/// Takes the advisory locks of references, in the order given (sort them first).
+pub(crate) async fn lock_names(tx: &mut PgTransaction<'_>, names: &[String]) -> sqlx::Result<()> {
+    for name in names {
+        sqlx::query!("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", name).execute(&mut **tx).await?;
+    }
+    Ok(())
+}
+
+fn order_key(fact: &Fact) -> Option<&OrderKey> {
+    match fact {
+        Fact::Payment { order, .. } => order.as_ref(),
+        Fact::Deferred { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => None,
+    }
+}
+
+fn payment_of(fact: &Fact) -> Option<(News, Option<Money>, &Contact)> {
+    match fact {
+        Fact::Payment { news, money, contact, .. } => Some((*news, *money, contact)),
+        Fact::Deferred { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => None,
+    }
+}
+
+/// Writes the verdict on an item for each of its copies; copies behind the first are duplicates.
+fn assign(verdicts: &mut [Verdict], item: &Item<'_>, verdict: &Verdict) {
+    for (nth, position) in item.positions.iter().enumerate() {
+        verdicts[*position] = match verdict {
+            Verdict::Settled(settled) if nth > 0 => Verdict::Settled(Settled { duplicate: true, paid: None, ..*settled }),
+            Verdict::Settled(_) | Verdict::Locked(_) | Verdict::NoOrder(_) => verdict.clone(),
+        };
+    }
+}
+
+async fn settle_items(tx: &mut PgTransaction<'_>, size: usize, mut items: Vec<Item<'_>>) -> sqlx::Result<Vec<Verdict>> {
+    resolve(tx, &mut items).await?;
+    let mut verdicts = vec![Verdict::stored(Outcome::Failed, false, false); size];
+    let mut aside: Vec<(&Item<'_>, Note<'_>)> = Vec::new();
+    let mut acting = Vec::new();
+    for item in &items {
+        match (&item.delivery.fact, item.order) {
+            (Fact::Payment { payment, .. }, Some(order)) => acting.push((item, order, payment)),
+            (Fact::Payment { order: Some(key), .. }, None) => assign(&mut verdicts, item, &Verdict::NoOrder(key.clone())),
+            (fact, _) => aside.push((item, note(fact))),
+        }
+    }
+    let stored = events::store(tx, &aside).await?;
+    for ((item, _), verdict) in aside.iter().zip(&stored) {
+        assign(&mut verdicts, item, verdict);
+    }
+    while !acting.is_empty() {
+        let round = rounds::next_round(&mut acting);
+        let done = statement::settle_round(tx, &round).await?;
+        for ((item, ..), verdict) in round.iter().zip(classify_round(tx, &round, &done).await?) {
+            assign(&mut verdicts, item, &verdict);
+        }
+    }
+    Ok(verdicts)
+}
+
+fn note(fact: &Fact) -> Note<'_> {
+    let (outcome, reason) = match fact {
+        Fact::Payment { .. } => (Outcome::Ignored, "it names no order, and its payment is not known"),
+        Fact::Deferred { .. } => (Outcome::Deferred, "refunds and disputes are acted on by a later release"),
+        Fact::Ignored { reason } => (Outcome::Ignored, reason.as_str()),
+        Fact::Unreadable { reason } => (Outcome::Unreadable, reason.as_str()),
+    };
+    Note { outcome, reason: Some(reason), waits_for: None }
+}
+
+/// Finds the order of each item: by id as it stands, by reference, or, where the event names none, by its payment.
+async fn resolve(tx: &mut PgTransaction<'_>, items: &mut [Item<'_>]) -> sqlx::Result<()> {
+    let (mut references, mut payments) = (Vec::new(), Vec::new());
+    for item in items.iter_mut() {
+        match &item.delivery.fact {
+            Fact::Payment { order: Some(OrderKey::Id(id)), .. } => item.order = Some(id.0),
+            Fact::Payment { order: Some(OrderKey::Reference(reference)), .. } => references.push(reference.as_str().to_owned()),
+            Fact::Payment { order: None, payment, .. } => payments.push(payment.clone()),
+            Fact::Deferred { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => {}
+        }
+    }
+    let by_reference: HashMap<String, Uuid> = if references.is_empty() {
+        HashMap::new()
+    } else {
+        let rows = sqlx::query!("SELECT reference, id FROM orders WHERE reference = ANY ($1)", &references).fetch_all(&mut **tx).await?;
+        rows.into_iter().map(|row| (row.reference, row.id)).collect()
+    };
+    let by_payment = orders_of_payments(tx, &payments).await?;
+    for item in items {
+        if let Fact::Payment { order, payment, .. } = &item.delivery.fact {
+            match order {
+                Some(OrderKey::Reference(reference)) => item.order = by_reference.get(reference.as_str()).copied(),
+                None => item.order = by_payment.get(payment).copied(),
+                Some(OrderKey::Id(_)) => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn orders_of_payments(tx: &mut PgTransaction<'_>, payments: &[PaymentKey]) -> sqlx::Result<HashMap<PaymentKey, Uuid>> {
+    if payments.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let providers: Vec<String> = payments.iter().map(|payment| payment.provider.name().to_owned()).collect();
+    let accounts: Vec<String> = payments.iter().map(|payment| payment.account.clone()).collect();
+    let ids: Vec<String> = payments.iter().map(|payment| payment.payment_id.clone()).collect();
+    let rows = sqlx::query!(
+        "SELECT p.provider, p.account, p.payment_id, p.order_id FROM payments p
+         JOIN unnest($1::text[], $2::text[], $3::text[]) AS k (provider, account, payment_id) USING (provider, account, payment_id)",
+        &providers,
+        &accounts,
+        &ids,
+    )
+    .fetch_all(&mut **tx)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .filter_map(|row| Some((PaymentKey { provider: row.provider.parse().ok()?, account: row.account, payment_id: row.payment_id }, row.order_id)))
+        .collect())
+}
+
+type Round<'a, 'b> = [(&'b Item<'a>, Uuid, &'b PaymentKey)];
+
+/// Turns what the statement did into verdicts, correcting what was not plainly applied.
+async fn classify_round(tx: &mut PgTransaction<'_>, round: &Round<'_, '_>, done: &[Done]) -> sqlx::Result<Vec<Verdict>> {
+    let mut verdicts = Vec::with_capacity(round.len());
+    let mut superseded = Vec::new();
+    for ((item, order, payment), done) in round.iter().zip(done) {
+        verdicts.push(classify_one(tx, item, *order, payment, done, &mut superseded).await?);
+    }
+    classify::supersede(tx, &superseded).await?;
+    Ok(verdicts)
+}
+
+async fn classify_one<'a>(
+    tx: &mut PgTransaction<'_>,
+    item: &Item<'a>,
+    order: Uuid,
+    payment: &PaymentKey,
+    done: &Done,
+    superseded: &mut Vec<&'a Delivery>,
+) -> sqlx::Result<Verdict> {
+    let delivery = item.delivery;
+    let (Some(outcome), Some((news, money, contact))) = (done.outcome.as_deref(), payment_of(&delivery.fact)) else {
+        let key = order_key(&delivery.fact).cloned().unwrap_or(OrderKey::Id(counterfoil_payments::OrderId(order)));
+        return Ok(if done.order_exists { Verdict::Locked(order) } else { Verdict::NoOrder(key) });
+    };
+    let differs = done.differs.unwrap_or(false);
+    if done.fresh != Some(true) {
+        return Ok(Verdict::stored(Outcome::read(outcome), true, differs));
+    }
+    if done.order_became.is_some() {
+        let paid = (done.order_became.as_deref() == Some("paid")).then_some(order);
+        return Ok(Verdict::Settled(Settled { outcome: Outcome::Applied, duplicate: false, differs, paid }));
+    }
+    if contact.email.is_some() && done.order_without_email == Some(true) && done.payment_order == Some(order) {
+        classify::contact_known(tx, delivery, order, contact).await?;
+    }
+    let outcome = match classify::judge(news, order, money, done) {
+        None => Outcome::Applied,
+        Some(Leftover::Superseded) => {
+            superseded.push(delivery);
+            Outcome::Superseded
+        }
+        Some(Leftover::Extra) => {
+            classify::set_aside(tx, delivery, order, payment, Outcome::Extra, "already_paid").await?;
+            Outcome::Extra
+        }
+        Some(Leftover::Held(reason)) => {
+            classify::set_aside(tx, delivery, order, payment, Outcome::Held, reason).await?;
+            Outcome::Held
+        }
+    };
+    Ok(Verdict::stored(outcome, false, differs))
+}
