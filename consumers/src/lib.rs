@@ -1,1 +1,52 @@
-//! Placeholder.
+//! Consumers: each is a file that says its name, its events and what it does with them; the runner does the rest.
+
+pub mod crm;
+pub mod email;
+pub mod ledger;
+mod options;
+pub mod runner;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use counterfoil_chassis::Process;
+use counterfoil_chassis::postgres::{self, PoolSettings};
+use sqlx::PgPool;
+
+pub use options::{Options, Settings, Which};
+use runner::{InDatabase, Outside, Runner};
+
+fn pool(url: &str, concurrency: usize) -> anyhow::Result<PgPool> {
+    let session = [("lock_timeout", "5s"), ("statement_timeout", "15s"), ("idle_in_transaction_session_timeout", "120s")];
+    postgres::pool(
+        url,
+        &PoolSettings {
+            application_name: "counterfoil-consumers",
+            // A handler holds at most two at once: its own, and the one that renews its lease.
+            connections_max: u32::try_from(concurrency * 2 + 2).unwrap_or(32),
+            acquire_timeout: Duration::from_secs(5),
+            session: session.map(|(name, value)| (name, value.to_owned())).to_vec(),
+        },
+    )
+}
+
+/// Runs one consumer until told to stop.
+///
+/// # Errors
+/// When the configuration cannot work.
+pub async fn run(settings: Settings, process: Process) -> anyhow::Result<()> {
+    let pool = pool(&settings.database_url, settings.concurrency)?;
+    let runner = Runner { amqp_url: settings.amqp_url, rungs: settings.rungs, prefetch: settings.prefetch, process: process.clone() };
+    process.readiness.fails("database", "not asked yet");
+    let watch = tokio::spawn(postgres::watch(pool.clone(), process.clone()));
+    match settings.which {
+        Which::Ledger => runner.run(Arc::new(InDatabase::new(ledger::Ledger, pool, settings.prefetch))).await,
+        Which::Email(email) => runner.run(Arc::new(Outside::new(email, pool, settings.concurrency, process.clone()))).await,
+        Which::Crm(crm) => {
+            let crm = crm::Crm::new(crm, pool.clone())?;
+            runner.run(Arc::new(Outside::new(crm, pool, settings.concurrency, process.clone()))).await;
+        }
+    }
+    let _ = watch.await;
+    Ok(())
+}

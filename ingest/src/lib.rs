@@ -1,1 +1,94 @@
-//! Placeholder.
+//! Takes providers' webhooks and the shop's orders: verify, translate, settle, answer.
+//!
+//! Nothing is called over the network before the answer but PostgreSQL, and a client that hangs up cancels nothing:
+//! deliveries are settled by tasks of their own ([`lanes`]), not in the connection's future.
+
+mod answers;
+mod api;
+mod lanes;
+mod new_order;
+mod options;
+mod server;
+mod slow;
+mod tokens;
+mod wake;
+mod webhooks;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use counterfoil_chassis::Process;
+use counterfoil_chassis::postgres::{self, PoolSettings};
+use sqlx::PgPool;
+use tokio::net::TcpListener;
+use tokio_util::task::TaskTracker;
+
+pub use options::{Options, Settings};
+
+/// What the handlers share.
+pub(crate) struct Ingest {
+    pub(crate) providers: Vec<Box<dyn counterfoil_providers::Adapter>>,
+    pub(crate) mode: counterfoil_providers::Mode,
+    pub(crate) tokens: tokens::Tokens,
+    pub(crate) lanes: lanes::Lanes,
+    pub(crate) api_pool: PgPool,
+    pub(crate) wake: Arc<wake::Wake>,
+}
+
+/// Sessions that settle plan their statement once: planned anew each time, a single delivery costs twice as much.
+fn settlement_pool(url: &str) -> anyhow::Result<PgPool> {
+    let session = [
+        ("plan_cache_mode", "force_generic_plan"),
+        ("jit", "off"),
+        ("lock_timeout", "400ms"),
+        ("statement_timeout", "1500ms"),
+        ("idle_in_transaction_session_timeout", "10s"),
+    ];
+    postgres::pool(
+        url,
+        &PoolSettings {
+            application_name: "counterfoil-ingest settlement",
+            connections_max: lanes::COMMITTERS + slow::WORKERS,
+            acquire_timeout: Duration::from_secs(2),
+            session: session.map(|(name, value)| (name, value.to_owned())).to_vec(),
+        },
+    )
+}
+
+fn api_pool(url: &str) -> anyhow::Result<PgPool> {
+    let session = [("lock_timeout", "2s"), ("statement_timeout", "5s"), ("idle_in_transaction_session_timeout", "10s")];
+    postgres::pool(
+        url,
+        &PoolSettings {
+            application_name: "counterfoil-ingest orders",
+            connections_max: 8,
+            acquire_timeout: Duration::from_secs(2),
+            session: session.map(|(name, value)| (name, value.to_owned())).to_vec(),
+        },
+    )
+}
+
+/// Runs until told to stop: then it takes no more requests, settles what it has taken, and ends.
+///
+/// # Errors
+/// When the public address cannot be had.
+pub async fn run(settings: Settings, process: Process) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(settings.listen).await.with_context(|| format!("cannot listen on {} (COUNTERFOIL_LISTEN)", settings.listen))?;
+    let api_pool = api_pool(&settings.database_url)?;
+    let wake = Arc::new(wake::Wake::default());
+    let tracker = TaskTracker::new();
+    let lanes = lanes::start(settlement_pool(&settings.database_url)?, Arc::clone(&wake), &tracker);
+    tracing::info!(providers = ?settings.providers.iter().map(|provider| provider.provider().name()).collect::<Vec<_>>(), "providers that are on");
+    if settings.tokens.none() {
+        tracing::warn!("the order API is off: COUNTERFOIL_API_TOKENS names no token");
+    }
+    process.readiness.fails("database", "not asked yet");
+    tracker.spawn(postgres::watch(api_pool.clone(), process.clone()));
+    tracker.spawn(wake::send(settings.database_url, Arc::clone(&wake), process.shutdown.clone()));
+    let ingest = Arc::new(Ingest { providers: settings.providers, mode: settings.mode, tokens: settings.tokens, lanes, api_pool, wake });
+    server::serve(listener, api::router(ingest), &process.shutdown).await;
+    tracker.close(); // the last handler has dropped the lanes' senders, so the committers end when their queues are empty
+    tracker.wait().await;
+    Ok(())
+}

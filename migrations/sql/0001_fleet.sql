@@ -31,6 +31,7 @@ CREATE TABLE orders (
         AND (paid_provider IS NULL) = (paid_at IS NULL)),
     CONSTRAINT orders_reference_is_no_uuid CHECK (reference !~* '^\{?[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}\}?$')
 );
+CREATE INDEX orders_by_customer ON orders (lower(customer_email));
 
 CREATE TABLE payments (
     provider text NOT NULL,

@@ -6,6 +6,9 @@ use std::time::Duration;
 use anyhow::Context;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{PgConnection, PgPool};
+use tokio::time::timeout;
+
+use crate::process::Process;
 
 /// The newest migration that this release needs; `migrations/` has a test that compares.
 pub const SCHEMA_VERSION: i64 = 1;
@@ -106,4 +109,31 @@ pub fn schema_fits(deployment: Deployment) -> Result<(), String> {
         return Err(format!("the database has schema {}, this release needs {SCHEMA_VERSION}: run counterfoil-migrate", deployment.schema));
     }
     Ok(())
+}
+
+/// Pause between two looks.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Keeps the readiness condition `database` true to the facts until the process stops: whether rows can be written now.
+pub async fn watch(pool: PgPool, process: Process) {
+    while !process.shutdown.is_cancelled() {
+        match writable(&pool).await {
+            Ok(()) => process.readiness.holds("database"),
+            Err(why) => process.readiness.fails("database", why),
+        }
+        let _ = timeout(WATCH_INTERVAL, process.shutdown.cancelled()).await;
+    }
+}
+
+async fn writable(pool: &PgPool) -> Result<(), String> {
+    let ask = async {
+        let mut connection = pool.acquire().await?;
+        let read_only: String = sqlx::query_scalar("SHOW transaction_read_only").fetch_one(&mut *connection).await?;
+        Ok::<_, sqlx::Error>((read_only, deployment(&mut connection).await?))
+    };
+    let (read_only, deployment) = ask.await.map_err(|error| format!("the database does not answer: {error}"))?;
+    if read_only == "on" {
+        return Err("the database takes no writes: it is a standby or read-only".into());
+    }
+    schema_fits(deployment)
 }

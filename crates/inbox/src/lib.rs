@@ -1,1 +1,169 @@
-//! Placeholder.
+//! `processed_events`: what each consumer has done with each event.
+//!
+//! A consumer inside the database inserts `done` rows together with its effects. A consumer outside claims first: the
+//! claim carries a fence, which grows with every claim and which every later write must name, and a lease by the
+//! database's clock. `done` is final; everything else may be claimed again.
+
+use std::time::Duration;
+
+use sqlx::{PgConnection, PgTransaction};
+use uuid::Uuid;
+
+/// What a claim found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    /// It is ours until the lease ends.
+    Won {
+        /// Names this claim in every later write.
+        fence: i64,
+        /// How often the event was claimed, this time included: a bound on calls to the outside.
+        attempts: i32,
+        /// Whether an earlier attempt ended without anybody knowing whether it had worked.
+        may_repeat: bool,
+    },
+    /// Its effect has happened.
+    Done,
+    /// Somebody else works on it.
+    Held,
+}
+
+/// Claims an event, for `lease`.
+///
+/// # Errors
+/// When the database fails.
+pub async fn claim(connection: &mut PgConnection, consumer: &str, event_id: Uuid, lease: Duration) -> sqlx::Result<Claim> {
+    let won = sqlx::query!(
+        r#"WITH before AS (SELECT state FROM processed_events WHERE consumer = $1 AND event_id = $2)
+        INSERT INTO processed_events AS p (consumer, event_id, state, lease_until) VALUES ($1, $2, 'claimed', now() + make_interval(secs => $3))
+        ON CONFLICT (consumer, event_id) DO UPDATE SET state = 'claimed', lease_until = excluded.lease_until, fence = p.fence + 1, attempts = p.attempts + 1
+            WHERE p.state <> 'done' AND (p.state <> 'claimed' OR p.lease_until < now())
+        RETURNING fence, attempts, COALESCE((SELECT state IN ('claimed', 'unknown') FROM before), false) AS "may_repeat!""#,
+        consumer,
+        event_id,
+        lease.as_secs_f64(),
+    )
+    .fetch_optional(&mut *connection)
+    .await?;
+    if let Some(won) = won {
+        return Ok(Claim::Won { fence: won.fence, attempts: won.attempts, may_repeat: won.may_repeat });
+    }
+    let state =
+        sqlx::query_scalar!("SELECT state FROM processed_events WHERE consumer = $1 AND event_id = $2", consumer, event_id).fetch_optional(connection).await?;
+    Ok(if state.as_deref() == Some("done") { Claim::Done } else { Claim::Held })
+}
+
+/// Prolongs a lease. `false` when the claim is not ours any more.
+///
+/// # Errors
+/// When the database fails.
+pub async fn renew(connection: &mut PgConnection, consumer: &str, event_id: Uuid, fence: i64, lease: Duration) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "UPDATE processed_events SET lease_until = now() + make_interval(secs => $4) WHERE consumer = $1 AND event_id = $2 AND fence = $3 AND state = 'claimed'",
+        consumer,
+        event_id,
+        fence,
+        lease.as_secs_f64(),
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Writes that the effect happened. `false` when the claim is not ours any more.
+///
+/// # Errors
+/// When the database fails.
+pub async fn finish(connection: &mut PgConnection, consumer: &str, event_id: Uuid, fence: i64, external_ref: Option<&str>) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "UPDATE processed_events SET state = 'done', done_at = now(), lease_until = NULL, external_ref = $4, last_error = NULL
+         WHERE consumer = $1 AND event_id = $2 AND fence = $3 AND state = 'claimed'",
+        consumer,
+        event_id,
+        fence,
+        external_ref,
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// How an attempt ended that did not succeed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// The effect did not happen.
+    Failed,
+    /// Nobody knows whether it happened.
+    Unknown,
+}
+
+/// Writes how an attempt ended, and frees the claim. `false` when it is not ours any more.
+///
+/// # Errors
+/// When the database fails.
+pub async fn give_up(connection: &mut PgConnection, consumer: &str, event_id: Uuid, fence: i64, ended: Ended, last_error: &str) -> sqlx::Result<bool> {
+    let state = match ended {
+        Ended::Failed => "failed",
+        Ended::Unknown => "unknown",
+    };
+    let done = sqlx::query!(
+        "UPDATE processed_events SET state = $4, lease_until = NULL, last_error = $5 WHERE consumer = $1 AND event_id = $2 AND fence = $3 AND state = 'claimed'",
+        consumer,
+        event_id,
+        fence,
+        state,
+        last_error,
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Inserts `done` rows for events of a consumer inside the database; returns those that were not done yet.
+/// Sort `event_ids` first, so that two batches cannot deadlock.
+///
+/// # Errors
+/// When the database fails.
+pub async fn insert_done(tx: &mut PgTransaction<'_>, consumer: &str, event_ids: &[Uuid]) -> sqlx::Result<Vec<Uuid>> {
+    sqlx::query_scalar!(
+        "INSERT INTO processed_events (consumer, event_id, state, done_at) SELECT $1, id, 'done', now() FROM unnest($2::uuid[]) AS id
+         ON CONFLICT (consumer, event_id) DO NOTHING RETURNING event_id",
+        consumer,
+        event_ids,
+    )
+    .fetch_all(&mut **tx)
+    .await
+}
+
+/// What a consumer has done with an event, as the trail shows it.
+#[derive(Debug, Clone)]
+pub struct Effect {
+    /// The consumer.
+    pub consumer: String,
+    /// The event.
+    pub event_id: Uuid,
+    /// `claimed`, `unknown`, `done` or `failed`.
+    pub state: String,
+    /// Attempts so far.
+    pub attempts: i32,
+    /// When it was done, RFC 3339.
+    pub done_at: Option<String>,
+    /// What the other side calls it.
+    pub external_ref: Option<String>,
+    /// Why it has not happened.
+    pub last_error: Option<String>,
+}
+
+/// The effects of events.
+///
+/// # Errors
+/// When the database fails.
+pub async fn effects(connection: &mut PgConnection, event_ids: &[Uuid]) -> sqlx::Result<Vec<Effect>> {
+    sqlx::query_as!(
+        Effect,
+        r#"SELECT consumer, event_id, state, attempts, to_char(done_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS done_at, external_ref, last_error
+        FROM processed_events WHERE event_id = ANY ($1) ORDER BY done_at NULLS LAST, consumer"#,
+        event_ids,
+    )
+    .fetch_all(connection)
+    .await
+}

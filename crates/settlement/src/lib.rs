@@ -4,6 +4,7 @@
 //! ([`statement`]); what that leaves over is classified afterwards ([`classify`]).
 
 mod classify;
+mod customer;
 mod delivery;
 mod events;
 mod failure;
@@ -13,9 +14,10 @@ mod rounds;
 mod settle;
 mod statement;
 
+pub use customer::{CustomerState, customer_state};
 pub use delivery::{Delivery, Outcome, Settled, Verdict};
 pub use events::{Seen, deliveries_of_order, store_failed};
 pub use failure::Failure;
 pub use keys::{Begun, Stored, begin_key, complete_key};
-pub use orders::{LineText, NewOrder, Order, Payment, Refused, create, find, find_id, payments_of};
+pub use orders::{LineText, NewOrder, Order, Payment, Refused, create, find, find_by_payment, find_id, payments_of};
 pub use settle::{lock_orders, settle, settle_or_wait};
