@@ -1,11 +1,10 @@
 # Thin recipes; the work is in deploy/local, .ci and the crates.
 export SQLX_OFFLINE := true
-PACKAGES := -p counterfoil-ingest -p counterfoil-relay -p counterfoil-consumers -p counterfoil-migrate -p counterfoil-ops
 
 .PHONY: up down demo test check bench build
 
 build:
-	cargo build --quiet $(PACKAGES)
+	cargo build --quiet --workspace
 
 up: build
 	deploy/local/fleet up

@@ -183,7 +183,9 @@ pub(crate) async fn settle_batch(pool: &PgPool, deliveries: &[Delivery]) -> Resu
 async fn settle_once(pool: &PgPool, deliveries: &[Delivery]) -> sqlx::Result<Vec<Verdict>> {
     let mut tx = pool.begin().await?;
     let verdicts = settle(&mut tx, deliveries).await?;
+    counterfoil_chassis::fault::point("settle.before_commit");
     tx.commit().await?;
+    counterfoil_chassis::fault::point("settle.after_commit");
     Ok(verdicts)
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use counterfoil_chassis::postgres::{self, PoolSettings};
 use counterfoil_outbox::WAKE_CHANNEL;
-use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
+use sqlx::{ConnectOptions, PgConnection};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -34,7 +34,7 @@ pub(crate) async fn send(database_url: String, wake: Arc<Wake>, stop: Cancellati
                     () = wake.0.notified() => {}
                     () = stop.cancelled() => return,
                 }
-                if sqlx::query(AssertSqlSafe(format!("NOTIFY {WAKE_CHANNEL}"))).execute(&mut connection).await.is_err() {
+                if sqlx::query("SELECT pg_notify($1, '')").bind(WAKE_CHANNEL).execute(&mut connection).await.is_err() {
                     break;
                 }
                 tokio::time::sleep(PAUSE).await;

@@ -47,7 +47,9 @@ pub async fn migrate(target: &Target) -> anyhow::Result<()> {
     sqlx::query("SELECT pg_advisory_lock($1)").bind(DEPLOY_LOCK).execute(&mut database).await?;
     migrate_schema(&mut database).await?;
     tracing::info!(schema = postgres::SCHEMA_VERSION, "the schema is there");
+    counterfoil_chassis::fault::point("migrate.schema");
     bring_topology(target).await?;
+    counterfoil_chassis::fault::point("migrate.topology");
     postgres::record_topology(&mut database, TOPOLOGY_VERSION).await?;
     tracing::info!(topology = TOPOLOGY_VERSION, "the topology is there");
     database.close().await?;

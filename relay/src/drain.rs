@@ -94,11 +94,13 @@ impl Drainer {
         let mut drained = Drained { claimed: rows.len(), ..Drained::default() };
         let messages = self.sound(&mut tx, &rows, &mut drained).await?;
         let judged = self.publish(link, channel, messages).await;
+        counterfoil_chassis::fault::point("relay.confirmed");
         let (judged, trouble) = match judged {
             Ok(judged) => (judged, None),
             Err((judged, error)) => (judged, Some(error)),
         };
         self.record(&mut tx, &judged, &mut drained).await?;
+        counterfoil_chassis::fault::point("relay.marked");
         tx.commit().await?;
         // What was learned before the trouble is kept; then the connection is made anew.
         trouble.map_or(Ok(drained), |error| Err(Trouble::Broker(error)))

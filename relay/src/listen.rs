@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use counterfoil_outbox::WAKE_CHANNEL;
+use sqlx::PgPool;
 use sqlx::postgres::PgListener;
-use sqlx::{AssertSqlSafe, PgPool};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -44,7 +44,7 @@ async fn hear(database_url: &str, pool: &PgPool, wake: &Notify) -> String {
         let heard = match timeout(SILENCE, listener.recv()).await {
             Ok(heard) => heard,
             Err(_) => {
-                if let Err(error) = sqlx::query(AssertSqlSafe(format!("NOTIFY {WAKE_CHANNEL}"))).execute(pool).await {
+                if let Err(error) = sqlx::query("SELECT pg_notify($1, '')").bind(WAKE_CHANNEL).execute(pool).await {
                     return error.to_string();
                 }
                 match timeout(ECHO, listener.recv()).await {

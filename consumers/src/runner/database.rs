@@ -91,6 +91,7 @@ async fn apply_once<A: Apply>(consumer: &A, pool: &PgPool, events: &[Event]) -> 
     if !fresh.is_empty() {
         consumer.apply(&mut tx, &fresh).await?;
     }
+    counterfoil_chassis::fault::point("apply.before_commit");
     tx.commit().await
 }
 

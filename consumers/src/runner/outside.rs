@@ -79,9 +79,11 @@ impl<D: Deliver> Outside<D> {
             metrics::counter!("counterfoil_effects_possible_repeats_total", "consumer" => D::NAME).increment(1);
             tracing::warn!(attempts, "an earlier attempt ended unknown: the effect may happen twice, under the same key");
         }
+        counterfoil_chassis::fault::point("effect.before");
         let begun = Instant::now();
         let delivered = self.deliver(event, fence).await;
         metrics::histogram!("counterfoil_effect_seconds", "consumer" => D::NAME).record(begun.elapsed());
+        counterfoil_chassis::fault::point("effect.after");
         self.write_down(event, fence, delivered).await
     }
 

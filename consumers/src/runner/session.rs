@@ -104,10 +104,7 @@ impl<K: Kind> Session<K> {
             tokio::select! {
                 biased;
                 () = self.process.shutdown.cancelled() => break End::Stopped,
-                Some(joined) = tasks.join_next(), if !tasks.is_empty() => match self.joined(joined) {
-                    Some(end) => break end,
-                    None => {}
-                },
+                Some(joined) = tasks.join_next(), if !tasks.is_empty() => if let Some(end) = self.joined(joined) { break end },
                 next = stream.next(), if has_room => match next {
                     Some(Ok(delivery)) => self.spawn(delivery, &mut stream, tasks),
                     Some(Err(error)) => break End::Lost(anyhow::Error::new(error).context("the channel was closed")),

@@ -144,6 +144,7 @@ fn copy(message: &Message, queue: String, attempt: u32, failure: &Failure, reaso
 
 /// Acks. `false` when it was too late: the message comes again, and its effect is known.
 async fn ack(delivery: Delivery) -> bool {
+    counterfoil_chassis::fault::point("ack.before");
     match timeout(ACK_DEADLINE, delivery.acker.ack(BasicAckOptions::default())).await {
         Ok(Ok(true)) => true,
         Ok(Ok(false) | Err(_)) | Err(_) => {

@@ -4,6 +4,7 @@
 
 pub mod admin;
 pub mod config;
+pub mod fault;
 pub mod postgres;
 pub mod process;
 pub mod readiness;

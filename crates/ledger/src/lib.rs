@@ -10,6 +10,8 @@
 //! | `payment.held`, `payment.extra` | none | `assets:receivable:<provider>` | `liabilities:unallocated` |
 //! | `payment.held`, `payment.extra` | anything else | booked already | |
 
+#![warn(clippy::float_arithmetic)] // money is integers
+
 use counterfoil_payments::event::{Body, PaymentData};
 use counterfoil_payments::{Disposition, Event};
 use sqlx::{PgConnection, PgTransaction};

@@ -1,5 +1,8 @@
 //! What a payment is: money, ids, states, facts and events. Pure: no I/O, no async.
 
+#![warn(clippy::float_arithmetic)] // money is integers
+#![warn(clippy::wildcard_enum_match_arm)] // a new state or topic must be decided everywhere
+
 pub mod event;
 pub mod fact;
 pub mod ids;

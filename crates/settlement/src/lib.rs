@@ -3,6 +3,8 @@
 //! [`settle`] takes a batch of deliveries in one transaction. Its happy path is one statement for each round
 //! ([`statement`]); what that leaves over is classified afterwards ([`classify`]).
 
+#![warn(clippy::float_arithmetic)] // money is integers
+
 mod classify;
 mod customer;
 mod delivery;

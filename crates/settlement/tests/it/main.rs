@@ -1,0 +1,7 @@
+//! Settlement against a real PostgreSQL.
+
+mod concurrency;
+mod keys;
+mod money;
+mod states;
+mod support;

@@ -1,0 +1,96 @@
+//! Deliveries and orders in few words.
+
+use counterfoil_payments::event::Customer;
+use counterfoil_payments::{Contact, Fact, Money, News, OrderId, OrderKey, PaymentKey, Provider};
+use counterfoil_settlement::{Delivery, NewOrder, Outcome, Verdict, create, settle, settle_or_wait};
+use serde_json::json;
+use sqlx::PgPool;
+use uuid::Uuid;
+
+pub(crate) fn key(payment: &str) -> PaymentKey {
+    PaymentKey { provider: Provider::Stripe, account: String::new(), payment_id: payment.into() }
+}
+
+pub(crate) fn delivery(news: News, order: Option<OrderKey>, payment: &str, amount_minor: i64, currency: &str) -> Delivery {
+    let event_id = format!("evt_{}", Uuid::new_v4().simple());
+    Delivery {
+        provider: Provider::Stripe,
+        account: String::new(),
+        body: event_id.clone().into_bytes(),
+        event_id,
+        provider_event_id: None,
+        event_type: format!("{news:?}"),
+        secret_position: 0,
+        fact: Fact::Payment {
+            news,
+            payment: key(payment),
+            order,
+            money: Some(Money::new(amount_minor, currency.parse().unwrap())),
+            contact: Contact::default(),
+            remark: None,
+        },
+        traceparent: None,
+    }
+}
+
+/// News of 10.99 EUR for an order.
+pub(crate) fn news(news: News, order: Uuid, payment: &str) -> Delivery {
+    delivery(news, Some(OrderKey::Id(OrderId(order))), payment, 1099, "EUR")
+}
+
+pub(crate) fn new_order(reference: &str) -> NewOrder {
+    NewOrder {
+        reference: reference.parse().unwrap(),
+        money: Money::new(1099, "EUR".parse().unwrap()),
+        customer: Customer { email: Some("ann@example.com".into()), name: Some("Ann".into()), phone: None },
+        lines: json!([]),
+    }
+}
+
+/// Makes an order of 10.99 EUR.
+pub(crate) async fn order(pool: &PgPool) -> Uuid {
+    let mut tx = pool.begin().await.unwrap();
+    let made = create(&mut tx, &new_order(&format!("ref-{}", Uuid::new_v4()))).await.unwrap();
+    tx.commit().await.unwrap();
+    made.id
+}
+
+/// Settles a batch as ingest's fast lane does.
+pub(crate) async fn settled(pool: &PgPool, batch: &[Delivery]) -> Vec<Verdict> {
+    let mut tx = pool.begin().await.unwrap();
+    let verdicts = settle(&mut tx, batch).await.unwrap();
+    tx.commit().await.unwrap();
+    verdicts
+}
+
+/// Settles one as the slow lane does, when its order does not exist.
+pub(crate) async fn settled_or_waiting(pool: &PgPool, delivery: &Delivery) -> Verdict {
+    let mut tx = pool.begin().await.unwrap();
+    let verdict = settle_or_wait(&mut tx, std::slice::from_ref(delivery)).await.unwrap().remove(0);
+    tx.commit().await.unwrap();
+    verdict
+}
+
+pub(crate) fn outcome(verdict: &Verdict) -> Outcome {
+    match verdict {
+        Verdict::Settled(settled) => settled.outcome,
+        Verdict::Locked(_) | Verdict::NoOrder(_) => panic!("not settled: {verdict:?}"),
+    }
+}
+
+pub(crate) async fn outcomes(pool: &PgPool, batch: &[Delivery]) -> Vec<Outcome> {
+    settled(pool, batch).await.iter().map(outcome).collect()
+}
+
+pub(crate) async fn status(pool: &PgPool, order: Uuid) -> String {
+    sqlx::query_scalar("SELECT status FROM orders WHERE id = $1").bind(order).fetch_one(pool).await.unwrap()
+}
+
+/// The topics of an order's outbox rows, in order.
+pub(crate) async fn topics(pool: &PgPool, order: Uuid) -> Vec<String> {
+    sqlx::query_scalar("SELECT topic FROM outbox WHERE order_id = $1 ORDER BY id").bind(order).fetch_all(pool).await.unwrap()
+}
+
+pub(crate) async fn disposition(pool: &PgPool, payment: &str) -> (String, String) {
+    sqlx::query_as("SELECT status, disposition FROM payments WHERE payment_id = $1").bind(payment).fetch_one(pool).await.unwrap()
+}
