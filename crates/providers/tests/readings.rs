@@ -1,0 +1,254 @@
+//! What each provider's events mean: the tables of the documentation, and the traps of real payloads.
+
+use counterfoil_payments::{Fact, News, OrderKey};
+use counterfoil_providers::{Adapter, Mode, Razorpay, Reading, Secret, Square, Standard, Stripe};
+use http::HeaderMap;
+use serde_json::{Value, json};
+
+fn stripe() -> Stripe {
+    Stripe::new(&[Secret::new("s").unwrap()])
+}
+
+fn read(adapter: &dyn Adapter, body: &Value) -> Reading {
+    adapter.read(&HeaderMap::new(), body.to_string().as_bytes(), Mode::Test)
+}
+
+/// News, payment, amount and order of a reading, or the name of what else it is.
+fn said(reading: &Reading) -> String {
+    match &reading.fact {
+        Fact::Payment { news, payment, money, order, .. } => {
+            let order = match order {
+                Some(OrderKey::Reference(reference)) => reference.as_str().to_owned(),
+                Some(OrderKey::Id(id)) => id.to_string(),
+                None => "-".into(),
+            };
+            let money = money.map_or_else(|| "-".to_owned(), |money| format!("{} {}", money.amount_minor, money.currency));
+            format!("{} {} {money} {order}", format!("{news:?}").to_lowercase(), payment.payment_id)
+        }
+        Fact::Deferred { payment } => format!("deferred {}", payment.as_ref().map_or("-", |payment| payment.payment_id.as_str())),
+        Fact::Ignored { .. } => "ignored".into(),
+        Fact::Unreadable { .. } => "unreadable".into(),
+    }
+}
+
+fn stripe_says(kind: &str, object: &Value) -> String {
+    said(&read(&stripe(), &json!({ "id": "evt_1", "type": kind, "livemode": false, "data": { "object": object } })))
+}
+
+#[test]
+fn stripes_types_mean_what_its_documentation_says() {
+    let session = |status: &str| json!({ "id": "cs_1", "payment_intent": "pi_1", "amount_total": 5, "currency": "eur", "payment_status": status, "client_reference_id": "A" });
+    let intent = || json!({ "id": "pi_1", "amount": 9, "amount_received": 5, "currency": "eur", "metadata": { "order_id": "A" } });
+    let charge = |captured: bool| json!({ "id": "ch_1", "payment_intent": "pi_1", "amount": 5, "amount_captured": 5, "currency": "eur", "captured": captured, "metadata": { "order_id": "A" } });
+    let free = json!({ "id": "cs_1", "payment_intent": null, "amount_total": 0, "currency": "eur", "payment_status": "paid" });
+    let expanded = json!({ "id": "ch_1", "payment_intent": { "id": "pi_1" }, "amount": 5, "currency": "eur", "captured": true });
+    let table = [
+        ("checkout.session.completed", session("paid"), "captured pi_1 5 EUR A"),
+        ("checkout.session.completed", session("no_payment_required"), "captured pi_1 5 EUR A"),
+        ("checkout.session.completed", session("unpaid"), "pending pi_1 5 EUR A"),
+        ("checkout.session.completed", session("on_the_moon"), "ignored"),
+        ("checkout.session.async_payment_succeeded", session("paid"), "captured pi_1 5 EUR A"),
+        ("checkout.session.async_payment_failed", session("unpaid"), "failed pi_1 5 EUR A"),
+        ("checkout.session.expired", session("unpaid"), "expired pi_1 5 EUR A"),
+        ("payment_intent.succeeded", intent(), "captured pi_1 5 EUR A"),
+        ("payment_intent.processing", intent(), "pending pi_1 9 EUR A"),
+        ("payment_intent.requires_action", intent(), "pending pi_1 9 EUR A"),
+        ("payment_intent.amount_capturable_updated", intent(), "authorised pi_1 9 EUR A"),
+        ("payment_intent.payment_failed", intent(), "failed pi_1 9 EUR A"),
+        ("payment_intent.canceled", intent(), "cancelled pi_1 9 EUR A"),
+        ("charge.succeeded", charge(true), "captured pi_1 5 EUR A"),
+        ("charge.succeeded", charge(false), "authorised pi_1 5 EUR A"),
+        ("charge.captured", charge(true), "captured pi_1 5 EUR A"),
+        ("charge.failed", charge(false), "failed pi_1 5 EUR A"),
+        ("charge.expired", charge(false), "expired pi_1 5 EUR A"),
+        ("charge.refunded", charge(true), "deferred pi_1"),
+        ("refund.created", json!({ "id": "re_1", "payment_intent": "pi_1" }), "deferred pi_1"),
+        ("charge.dispute.created", json!({ "id": "dp_1", "charge": "ch_1", "payment_intent": null }), "deferred ch_1"),
+        ("invoice.paid", json!({ "id": "in_1", "payment_intent": "pi_1", "amount_paid": 5, "currency": "eur" }), "captured pi_1 5 EUR -"),
+        ("invoice.paid", json!({ "id": "in_1", "amount_paid": 5, "currency": "eur" }), "ignored"),
+        ("checkout.session.completed", free, "captured cs_1 0 EUR -"),
+        ("checkout.session.completed", json!({ "id": "cs_1", "mode": "setup", "payment_status": "no_payment_required" }), "ignored"),
+        ("charge.succeeded", expanded, "captured pi_1 5 EUR -"),
+        ("customer.created", json!({}), "ignored"),
+    ];
+    for (kind, object, wanted) in table {
+        assert_eq!(stripe_says(kind, &object), wanted, "{kind} {object}");
+    }
+}
+
+#[test]
+fn stripes_minor_units_are_brought_to_those_of_iso_4217() {
+    let says = |amount: i64, currency: &str| stripe_says("payment_intent.succeeded", &json!({ "id": "pi", "amount_received": amount, "currency": currency }));
+    assert_eq!(says(1000, "jpy"), "captured pi 1000 JPY -");
+    assert_eq!(says(500, "isk"), "captured pi 5 ISK -");
+    assert_eq!(says(501, "isk"), "unreadable");
+    assert_eq!(says(5, "mga"), "captured pi 500 MGA -");
+    assert_eq!(says(5120, "kwd"), "captured pi 5120 KWD -");
+    assert_eq!(says(5, "xxx"), "unreadable");
+    assert_eq!(says(-5, "eur"), "unreadable");
+}
+
+#[test]
+fn events_that_state_another_mode_or_none_are_ignored() {
+    let object = json!({ "id": "pi", "amount_received": 1, "currency": "eur" });
+    let event = |livemode: Value| json!({ "id": "evt_1", "type": "payment_intent.succeeded", "livemode": livemode, "data": { "object": object } });
+    for (livemode, wanted) in [(json!(false), "captured pi 1 EUR -"), (json!(true), "ignored"), (json!(null), "ignored"), (json!("false"), "ignored")] {
+        assert_eq!(said(&read(&stripe(), &event(livemode))), wanted);
+    }
+    let live = stripe().read(&HeaderMap::new(), event(json!(true)).to_string().as_bytes(), Mode::Live);
+    assert_eq!(said(&live), "captured pi 1 EUR -");
+}
+
+fn event_with(fields: &str) -> String {
+    format!(r#"{{"id":"evt_1","type":"payment_intent.succeeded","livemode":false,"data":{{"object":{{"id":"pi","currency":"eur",{fields}}}}}}}"#)
+}
+
+fn bytes_say(body: &[u8]) -> String {
+    said(&stripe().read(&HeaderMap::new(), body, Mode::Test))
+}
+
+#[test]
+fn amounts_that_are_no_exact_integers_and_fields_said_twice_are_quarantined() {
+    assert_eq!(bytes_say(event_with(r#""amount_received":1000,"amount_received":1"#).as_bytes()), "unreadable");
+    for amount in ["1e3", "1000.0", "1000.5", "1e400", "9223372036854775808", "\"1000\"", "null", "true"] {
+        assert_eq!(bytes_say(event_with(&format!(r#""amount_received":{amount}"#)).as_bytes()), "unreadable", "{amount}");
+    }
+    assert_eq!(bytes_say(event_with(r#""amount_received":9007199254740993"#).as_bytes()), "captured pi 9007199254740993 EUR -");
+}
+
+#[test]
+fn depth_nul_half_an_emoji_latin_1_and_a_byte_order_mark_lose_no_paid_event() {
+    let paid = "captured pi 5 EUR -";
+    let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+    assert_eq!(bytes_say(event_with(&format!(r#""amount_received":5,"unneeded":{deep}"#)).as_bytes()), paid);
+    assert_eq!(bytes_say(event_with(&format!(r#""amount_received":5,"metadata":{deep}"#)).as_bytes()), paid);
+    assert_eq!(bytes_say(event_with(r#""amount_received":5,"description":"a\u0000b \ud800""#).as_bytes()), paid);
+    let mut latin1 = event_with(r#""amount_received":5,"description":"X""#).into_bytes();
+    let at = latin1.iter().position(|byte| *byte == b'X').unwrap();
+    latin1[at] = 0xe9;
+    assert_eq!(bytes_say(&latin1), paid);
+    assert_eq!(bytes_say(&[b"\xef\xbb\xbf".as_slice(), event_with(r#""amount_received":5"#).as_bytes()].concat()), paid);
+    let named = event_with(r#""amount_received":5,"customer_details":{"name":"N\u0000ul \ud83d","email":"n@example.com"}"#);
+    let Fact::Payment { contact, .. } = stripe().read(&HeaderMap::new(), named.as_bytes(), Mode::Test).fact else { panic!() };
+    assert!(contact.name.unwrap().starts_with("N\u{FFFD}ul ") && contact.email.as_deref() == Some("n@example.com"));
+}
+
+#[test]
+fn what_is_no_event_is_unreadable_under_the_digest_of_its_bytes() {
+    for body in ["not json", "", "{}", "[]", "null", "1"] {
+        let reading = stripe().read(&HeaderMap::new(), body.as_bytes(), Mode::Test);
+        assert!(reading.event_id.starts_with("sha256:"), "{body}");
+        assert_eq!(said(&reading), "unreadable", "{body}");
+    }
+}
+
+#[test]
+fn two_different_order_names_are_remarked_and_thin_events_ignored() {
+    let object = json!({ "id": "pi", "amount_received": 1, "currency": "eur", "client_reference_id": "A", "metadata": { "order_id": "B" } });
+    let reading =
+        read(&stripe(), &json!({ "id": "evt_1", "type": "payment_intent.succeeded", "livemode": false, "account": "acct_1", "data": { "object": object } }));
+    assert!(matches!(&reading.fact, Fact::Payment { remark: Some(_), payment, .. } if payment.account == "acct_1"));
+    let thin = read(&stripe(), &json!({ "id": "evt_2", "object": "v2.core.event", "type": "v1.x", "context": "acct_2", "created": "2026-01-01T00:00:00Z" }));
+    assert_eq!((said(&thin).as_str(), thin.account.as_str()), ("ignored", "acct_2"));
+}
+
+#[test]
+fn razorpays_types_and_traps() {
+    let adapter = Razorpay::new(&[Secret::new("s").unwrap()]);
+    let event = |kind: &str, payload: Value| json!({ "entity": "event", "event": kind, "account_id": "acc_1", "created_at": 7, "payload": payload });
+    let payment = |notes: Value| json!({ "entity": { "id": "pay_1", "amount": 5, "currency": "INR", "status": "captured", "notes": notes, "email": "void@razorpay.com" } });
+    let order = json!({ "entity": { "id": "order_1", "receipt": "R", "notes": [] } });
+    let table = [
+        ("payment.captured", json!({ "payment": payment(json!({ "order_id": "A" })) }), "captured pay_1 5 INR A", "payment.captured:pay_1:7"),
+        ("payment.authorized", json!({ "payment": payment(json!([])) }), "authorised pay_1 5 INR -", "payment.authorized:pay_1:7"),
+        ("payment.failed", json!({ "payment": payment(json!([])) }), "failed pay_1 5 INR -", "payment.failed:pay_1:7"),
+        ("order.paid", json!({ "payment": payment(json!([])), "order": order }), "captured pay_1 5 INR R", "order.paid:order_1:7"),
+        ("order.paid", json!({ "order": { "entity": { "id": "order_1" } } }), "unreadable", "order.paid:order_1:7"),
+        ("refund.processed", json!({ "refund": { "entity": { "id": "rfnd_1", "payment_id": "pay_1" } } }), "deferred pay_1", "refund.processed:rfnd_1:7"),
+        (
+            "payment.dispute.won",
+            json!({ "dispute": { "entity": { "id": "disp_1", "payment_id": "pay_1" } } }),
+            "deferred pay_1",
+            "payment.dispute.won:disp_1:7",
+        ),
+        (
+            "payment_link.expired",
+            json!({ "payment_link": { "entity": { "id": "plink_1", "reference_id": "A" } } }),
+            "expired plink_1 - A",
+            "payment_link.expired:plink_1:7",
+        ),
+        ("subscription.charged", json!({}), "ignored", ""),
+    ];
+    for (kind, payload, wanted, id) in table {
+        let reading = read(&adapter, &event(kind, payload));
+        assert_eq!(said(&reading), wanted, "{kind}");
+        assert!(reading.event_id == id || (id.is_empty() && reading.event_id.starts_with("sha256:")), "{kind}: {}", reading.event_id);
+        if let Fact::Payment { contact, .. } = reading.fact {
+            assert_eq!(contact.email, None, "a placeholder is no address");
+        }
+    }
+}
+
+#[test]
+fn squares_states_and_the_tip() {
+    let adapter = Square::new(&[Secret::new("s").unwrap()], "https://x.example").unwrap();
+    let money = |amount: i64| json!({ "amount": amount, "currency": "USD" });
+    let payment = |status: &str| json!({ "id": "sq", "status": status, "reference_id": "A", "amount_money": money(5), "total_money": money(6) });
+    let event = |status: &str| json!({ "event_id": "e", "type": "payment.updated", "data": { "object": { "payment": payment(status) } } });
+    for (status, news) in
+        [("COMPLETED", News::Captured), ("APPROVED", News::Authorised), ("PENDING", News::Pending), ("CANCELED", News::Cancelled), ("FAILED", News::Failed)]
+    {
+        assert_eq!(said(&read(&adapter, &event(status))), format!("{} sq 5 USD A", format!("{news:?}").to_lowercase()));
+    }
+    assert_eq!(said(&read(&adapter, &event("NEW"))), "ignored");
+    let refund = json!({ "event_id": "e", "type": "refund.updated", "data": { "object": { "refund": { "payment_id": "sq" } } } });
+    assert_eq!(said(&read(&adapter, &refund)), "deferred sq");
+    assert_eq!(said(&read(&adapter, &json!({ "event_id": "e", "type": "payment.updated", "data": null }))), "unreadable");
+}
+
+#[test]
+fn standard_webhooks_bodies() {
+    let adapter = Standard::new(&[Secret::new("whsec_c2VjcmV0").unwrap()]).unwrap();
+    let headers: HeaderMap = [(http::HeaderName::from_static("webhook-id"), "msg_1".parse().unwrap())].into_iter().collect();
+    let says = |data: &Value| said(&adapter.read(&headers, json!({ "type": "t", "data": data }).to_string().as_bytes(), Mode::Test));
+    let mut data = json!({ "order": "A", "payment_id": "p", "amount_minor": 5, "currency": "EUR", "status": "", "livemode": false });
+    for (status, wanted) in
+        [("captured", "captured p 5 EUR A"), ("pending", "pending p 5 EUR A"), ("failed", "failed p 5 EUR A"), ("refunded", "deferred p"), ("odd", "ignored")]
+    {
+        data["status"] = json!(status);
+        assert_eq!(says(&data), wanted);
+    }
+    data["status"] = json!("captured");
+    data["livemode"] = Value::Null;
+    assert_eq!(says(&data), "ignored", "it states no mode");
+    data["livemode"] = json!(false);
+    data["amount_minor"] = Value::Null;
+    assert_eq!(says(&data), "unreadable");
+    assert_eq!(adapter.read(&headers, b"x", Mode::Test).event_id, "msg_1");
+}
+
+#[test]
+fn real_payloads_of_the_shared_fixtures_are_read() {
+    let shared = std::env::var("COUNTERFOIL_TEST_SHARED").unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared").to_owned());
+    let secret = [Secret::new("s").unwrap()];
+    let (stripe, razorpay, square) = (stripe(), Razorpay::new(&secret), Square::new(&secret, "https://x.example").unwrap());
+    let table: [(&dyn Adapter, &str, &str); 9] = [
+        (&stripe, "stripe/checkout.session.completed.json", "captured"),
+        (&stripe, "stripe/payment_intent.succeeded.json", "captured"),
+        (&stripe, "stripe/charge.refunded.partial.json", "deferred"),
+        (&stripe, "stripe/charge.dispute.created.legacy_request_string.json", "deferred"),
+        (&razorpay, "razorpay/payment.authorized.signed.json", "authorised"),
+        (&razorpay, "razorpay/order.paid.json", "captured"),
+        (&razorpay, "razorpay/refund.processed.json", "deferred"),
+        (&square, "square/payment.updated.json", ""),
+        (&square, "square/dispute.created.json", "deferred"),
+    ];
+    let mut run = 0;
+    for (adapter, path, wanted) in table {
+        let Ok(body) = std::fs::read(format!("{shared}/fixtures/{path}")) else { continue };
+        let modes = [Mode::Test, Mode::Live].map(|mode| said(&adapter.read(&HeaderMap::new(), &body, mode)));
+        assert!(modes.iter().any(|said| said.starts_with(wanted)) && !modes.contains(&"unreadable".to_owned()), "{path}: {modes:?}");
+        run += 1;
+    }
+    println!("{run} shared fixtures were read");
+}
