@@ -5,9 +5,14 @@ mod options;
 use std::process::ExitCode;
 
 use counterfoil_chassis::process::one_shot;
+use options::Step;
 
 fn main() -> ExitCode {
-    one_shot::<options::Options, _, _>(|target| async move {
-        if target.check_only { counterfoil_migrate::check(&target.target).await } else { counterfoil_migrate::migrate(&target.target).await }
+    one_shot::<options::Options, _, _>(|asked| async move {
+        match asked.step {
+            Step::Everything => counterfoil_migrate::migrate(&asked.target).await,
+            Step::SchemaOnly => counterfoil_migrate::migrate_schema(&mut counterfoil_migrate::connect(&asked.target.database_url).await?).await,
+            Step::Check => counterfoil_migrate::check(&asked.target).await,
+        }
     })
 }

@@ -21,14 +21,24 @@ pub(crate) struct Options {
     /// Changes nothing; exits with 1 and says why when something is missing.
     #[arg(long)]
     check: bool,
+    /// Brings the schema and leaves the broker alone; relays claim nothing until the topology is brought, too.
+    #[arg(long, conflicts_with = "check")]
+    schema_only: bool,
     #[command(flatten)]
     common: Common,
+}
+
+/// What to do.
+pub(crate) enum Step {
+    Everything,
+    SchemaOnly,
+    Check,
 }
 
 /// Proven options.
 pub(crate) struct Checked {
     pub(crate) target: Target,
-    pub(crate) check_only: bool,
+    pub(crate) step: Step,
 }
 
 impl Configure for Options {
@@ -41,8 +51,15 @@ impl Configure for Options {
 
     fn check(&self, problems: &mut Problems) -> Option<Checked> {
         let database_url = problems.required("COUNTERFOIL_DATABASE_URL", self.database_url.as_ref());
-        let amqp_url = problems.required("COUNTERFOIL_AMQP_URL", self.amqp_url.as_ref());
+        let amqp_url = if self.schema_only { Some(String::new()) } else { problems.required("COUNTERFOIL_AMQP_URL", self.amqp_url.as_ref()) };
         let rungs = topology::rungs(&self.retry_rungs).map_err(|error| problems.note("COUNTERFOIL_RETRY_RUNGS", error)).ok();
-        Some(Checked { target: Target { database_url: database_url?, amqp_url: amqp_url?, rungs: rungs? }, check_only: self.check })
+        let step = if self.check {
+            Step::Check
+        } else if self.schema_only {
+            Step::SchemaOnly
+        } else {
+            Step::Everything
+        };
+        Some(Checked { target: Target { database_url: database_url?, amqp_url: amqp_url?, rungs: rungs? }, step })
     }
 }

@@ -45,6 +45,7 @@ impl Child {
     /// Starts a binary with these arguments and settings.
     #[must_use]
     pub fn start(binary: &str, arguments: &[&str], settings: &[(&str, String)]) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let admin = free_port();
         let logs = root().join(".local/test-log");
         std::fs::create_dir_all(&logs).unwrap();
@@ -114,13 +115,15 @@ pub struct Fleet {
     pub stage: Stage,
     /// Settings of its own, in front of the usual ones.
     pub more: Vec<(&'static str, String)>,
+    /// Usual settings that it goes without.
+    pub without: Vec<&'static str>,
 }
 
 impl Fleet {
     /// On `stage`, with the usual settings.
     #[must_use]
     pub fn on(stage: &Stage) -> Self {
-        Self { stage: stage.clone(), more: Vec::new() }
+        Self { stage: stage.clone(), more: Vec::new(), without: Vec::new() }
     }
 
     /// With another setting.
@@ -145,6 +148,7 @@ impl Fleet {
             ("COUNTERFOIL_MAIL_FROM", "receipts@shop.example".into()),
         ];
         settings.extend(self.more.iter().cloned());
+        settings.retain(|(name, _)| !self.without.contains(name));
         settings
     }
 

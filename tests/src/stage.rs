@@ -63,10 +63,6 @@ impl Stage {
         bring_topology(&self.target()).await.unwrap();
         let mut database = PgConnection::connect(&self.database_url).await.unwrap();
         counterfoil_chassis::postgres::record_topology(&mut database, counterfoil_broker::TOPOLOGY_VERSION).await.unwrap();
-        sqlx::raw_sql("CREATE TABLE IF NOT EXISTS _sqlx_migrations (version bigint PRIMARY KEY, success boolean); INSERT INTO _sqlx_migrations VALUES (1, true) ON CONFLICT DO NOTHING")
-            .execute(&mut database)
-            .await
-            .unwrap();
     }
 
     /// What `counterfoil-migrate` would be told.

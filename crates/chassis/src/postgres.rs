@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{PgConnection, PgPool};
+use sqlx::{PgConnection, PgPool, Row};
 use tokio::time::timeout;
 
 use crate::process::Process;
@@ -54,8 +54,11 @@ pub fn pool(url: &str, settings: &PoolSettings) -> anyhow::Result<PgPool> {
 }
 
 /// Whether a connection is outside a transaction: only there does a statement begin one.
+///
+/// By the simple protocol. By the extended one the transaction begins at Bind and the statement at Execute, a microsecond
+/// later, so that the two would differ always and every connection would be thrown away at its release.
 async fn outside_transaction(connection: &mut PgConnection) -> sqlx::Result<bool> {
-    sqlx::query_scalar::<_, bool>("SELECT now() = statement_timestamp()").fetch_one(connection).await
+    sqlx::raw_sql("SELECT now() = statement_timestamp()").fetch_one(connection).await?.try_get(0)
 }
 
 /// What the database says about its deployment.

@@ -17,6 +17,9 @@ const SECONDS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 /// Bucket bounds of batch sizes.
 const SIZES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 
+/// Libraries that would write customer data or secrets at their lower levels, or say twice what our own code says once.
+const QUIET: &str = "lapin=off,sqlx=warn,hyper=info,hyper_util=info,h2=info,reqwest=info,rustls=info,lettre=info,opentelemetry=info,tower=info,axum=info";
+
 /// How logs look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
@@ -48,8 +51,7 @@ pub(crate) fn start(name: &'static str, filter: &str, format: LogFormat) -> anyh
     // Many crates below bring a choice of TLS providers; one is named for all of them.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let spans = exporting().then(|| tracer(name)).transpose()?;
-    // lapin reports a closed connection by itself; the supervisor says it once.
-    let filter = EnvFilter::try_new(format!("{filter},lapin=off,sqlx=warn")).context("COUNTERFOIL_LOG")?;
+    let filter = EnvFilter::try_new(format!("{filter},{QUIET}")).context("COUNTERFOIL_LOG")?;
     let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let logs = match format {
         LogFormat::Json => logs.json().flatten_event(true).with_current_span(true).with_span_list(false).boxed(),

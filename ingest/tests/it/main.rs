@@ -1,0 +1,6 @@
+//! Ingest as a real process, over real sockets.
+
+mod answers;
+mod durability;
+mod orders;
+mod process;
