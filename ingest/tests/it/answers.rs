@@ -125,7 +125,11 @@ async fn a_client_that_hangs_up_does_not_cancel_a_settlement_that_has_begun() {
     }
     let counts = async || {
         let count = async |query| stage.count(query).await;
-        (count("SELECT count(*) FROM webhook_events").await, count("SELECT count(*) FROM orders WHERE status = 'paid'").await, count("SELECT count(*) FROM outbox").await)
+        (
+            count("SELECT count(*) FROM webhook_events").await,
+            count("SELECT count(*) FROM orders WHERE status = 'paid'").await,
+            count("SELECT count(*) FROM outbox").await,
+        )
     };
     until("what has begun is settled whole", 10, true, async || {
         let (stored, paid, emitted) = counts().await;
