@@ -1,0 +1,8 @@
+//! Consumers as real processes, against a mail server and a CRM that do as they are told.
+
+mod conformance;
+mod crm;
+mod email;
+mod ladder;
+mod ledger;
+mod support;

@@ -1,0 +1,104 @@
+//! A consumer under test: its process, its outside, and how its effects are counted.
+
+use counterfoil_tests::{Child, CrmStub, Fleet, SmtpStub, Stage, paid_event};
+use serde_json::Value;
+use uuid::Uuid;
+
+/// The consumers that the conformance suite runs.
+pub(crate) const CONSUMERS: [&str; 3] = ["email", "crm", "ledger"];
+
+pub(crate) struct Bench {
+    pub(crate) stage: Stage,
+    pub(crate) name: &'static str,
+    pub(crate) smtp: SmtpStub,
+    pub(crate) crm: CrmStub,
+}
+
+impl Bench {
+    pub(crate) async fn of(name: &'static str) -> Self {
+        Self { stage: Stage::new().await, name, smtp: SmtpStub::start().await, crm: CrmStub::start().await }
+    }
+
+    pub(crate) fn fleet(&self) -> Fleet {
+        let fleet = Fleet::on(&self.stage).with("COUNTERFOIL_SMTP_URL", self.smtp.url.clone());
+        fleet.with("COUNTERFOIL_CRM_URL", self.crm.url.clone()).with("COUNTERFOIL_CRM_TOKEN", "crm-token-canary")
+    }
+
+    pub(crate) fn start(&self) -> Child {
+        self.fleet().consumer(self.name)
+    }
+
+    /// Dies at a named point the first time that it comes there.
+    pub(crate) fn start_dying_at(&self, point: &str) -> Child {
+        self.fleet().with("COUNTERFOIL_FAULT", point).consumer(self.name)
+    }
+
+    /// A paid order, in the database, too; its event, and the address that its customer has.
+    pub(crate) async fn paid(&self) -> (Value, String) {
+        let order = Uuid::new_v4();
+        let email = format!("{order}@example.com");
+        self.insert_order(order, &email).await;
+        (paid_event(order, &email), email)
+    }
+
+    pub(crate) async fn insert_order(&self, order: Uuid, email: &str) {
+        sqlx::query(
+            "INSERT INTO orders (id, reference, amount_minor, currency, customer_email, customer_name, status, version, paid_provider, paid_account, paid_payment_id, paid_at)
+             VALUES ($1, $2, 1099, 'EUR', $3, 'Ann Example', 'paid', 2, 'stripe', '', $2, now())",
+        )
+        .bind(order)
+        .bind(format!("ref-{order}"))
+        .bind(email)
+        .execute(&self.stage.pool())
+        .await
+        .unwrap();
+    }
+
+    /// Effects of an event at the outside, or in the books.
+    pub(crate) async fn effects(&self, event: &Value, email: &str) -> usize {
+        match self.name {
+            "email" => self.smtp.mails_to(email),
+            "crm" => self.crm.seen().iter().filter(|seen| seen.body.contains(email) && seen.head.contains(event["id"].as_str().unwrap())).count(),
+            _ => {
+                let id: Uuid = event["id"].as_str().unwrap().parse().unwrap();
+                let count: i64 =
+                    sqlx::query_scalar("SELECT count(*) FROM ledger_entries WHERE source_event_id = $1").bind(id).fetch_one(&self.stage.pool()).await.unwrap();
+                usize::try_from(count).unwrap()
+            }
+        }
+    }
+
+    /// The dedupe row's state.
+    pub(crate) async fn state(&self, event: &Value) -> String {
+        let id: Uuid = event["id"].as_str().unwrap().parse().unwrap();
+        let state: Option<String> = sqlx::query_scalar("SELECT state FROM processed_events WHERE consumer = $1 AND event_id = $2")
+            .bind(self.name)
+            .bind(id)
+            .fetch_optional(&self.stage.pool())
+            .await
+            .unwrap();
+        state.unwrap_or_default()
+    }
+
+    pub(crate) async fn done(&self, event: &Value) {
+        let what = format!("{} is done with {}", self.name, event["id"]);
+        counterfoil_tests::until(&what, 60, "done".to_owned(), async || self.state(event).await).await;
+    }
+
+    pub(crate) fn dead_queue(&self) -> String {
+        format!("counterfoil.{}.dead", self.name)
+    }
+
+    /// Nothing waits in the work queue, on a rung, or in a consumer's hands.
+    pub(crate) async fn drained(&self) {
+        let queue = format!("counterfoil.{}", self.name);
+        counterfoil_tests::until("the queue and its rungs are empty", 40, 0, async || {
+            let mut waiting = self.stage.waiting(&queue).await;
+            for rung in ["60ms", "120ms", "240ms"] {
+                waiting += self.stage.waiting(&format!("{queue}.retry.{rung}")).await;
+            }
+            waiting
+        })
+        .await;
+    }
+}
