@@ -71,11 +71,16 @@ async fn take(ingest: &Ingest, provider: Provider, request: Request<Body>) -> Re
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "only an identity Content-Encoding is taken: signatures are over the plain bytes"));
     }
     let body = read_body(&parts.headers, body).await?;
-    let delivery = authentic(ingest, adapter.as_ref(), &parts.headers, &body)?;
+    let mut delivery = authentic(ingest, adapter.as_ref(), &parts.headers, &body)?;
     let event = delivery.event_id.clone();
     let span =
         tracing::info_span!("delivery", provider = provider.name(), event_id = event, event_type = delivery.event_type, trace_id = tracing::field::Empty);
-    settle(ingest, delivery, &parts.headers).instrument(span).await.map(|settled| answer(&event, settled))
+    // Before the span is entered: afterwards its parent cannot be set.
+    let caller = parts.headers.get("traceparent").and_then(|value| TraceParent::read(value.to_str().ok()?)).unwrap_or_else(TraceParent::random);
+    let context = caller.enter(&span);
+    span.record("trace_id", context.trace_id());
+    delivery.traceparent = Some(context.to_string());
+    async { settle(ingest, delivery).await.map(|settled| answer(&event, settled)) }.instrument(span).await
 }
 
 /// Reads a body once, up to the limit; what is beyond it is thrown away unbuffered.
@@ -131,11 +136,7 @@ fn refuse(provider: Provider, rejected: Rejected) -> Problem {
     Problem::new(StatusCode::UNAUTHORIZED, format!("{rejected}: check that the secret is this endpoint's own, and the clock"))
 }
 
-async fn settle(ingest: &Ingest, mut delivery: Delivery, headers: &HeaderMap) -> Result<Settled, Problem> {
-    let caller = headers.get("traceparent").and_then(|value| TraceParent::read(value.to_str().ok()?)).unwrap_or_else(TraceParent::random);
-    let context = caller.enter(&tracing::Span::current());
-    tracing::Span::current().record("trace_id", context.trace_id());
-    delivery.traceparent = Some(context.to_string());
+async fn settle(ingest: &Ingest, delivery: Delivery) -> Result<Settled, Problem> {
     let settling = ingest.lanes.submit(delivery).ok_or_else(|| Problem::unavailable("the queue is full"))?;
     match timeout(ANSWER_DEADLINE, settling).await {
         Ok(Ok(Ok(settled))) => Ok(settled),

@@ -128,8 +128,10 @@ fn answer(asked: Option<String>, usual: &str) -> Option<String> {
 pub struct Seen {
     /// Head, with the request line.
     pub head: String,
-    /// Body.
+    /// Body, as text.
     pub body: String,
+    /// Body, as bytes.
+    pub bytes: Vec<u8>,
 }
 
 /// A CRM. It answers 200, unless answers are waiting, which are given first.
@@ -193,7 +195,7 @@ impl CrmStub {
             read.extend_from_slice(&piece[..count]);
         }
         let body = String::from_utf8_lossy(&read[head_end..]).into_owned();
-        self.seen.lock().unwrap().push(Seen { head, body });
+        self.seen.lock().unwrap().push(Seen { head, body, bytes: read[head_end..].to_vec() });
         let delay = *self.delay.lock().unwrap();
         tokio::time::sleep(delay).await;
         let answer = self.answers.lock().unwrap().pop_front().unwrap_or_else(|| "200 OK".to_owned());

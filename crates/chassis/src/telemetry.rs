@@ -57,7 +57,8 @@ pub(crate) fn start(name: &'static str, filter: &str, format: LogFormat) -> anyh
         LogFormat::Json => logs.json().flatten_event(true).with_current_span(true).with_span_list(false).boxed(),
         LogFormat::Pretty => logs.with_ansi(false).boxed(),
     };
-    let export = spans.as_ref().map(|provider| tracing_opentelemetry::layer().with_tracer(provider.tracer(name)));
+    let spans_of = EnvFilter::try_new(format!("info,{QUIET}")).context("the filter of spans")?;
+    let export = spans.as_ref().map(|provider| tracing_opentelemetry::layer().with_tracer(provider.tracer(name)).with_filter(spans_of));
     tracing_subscriber::registry().with(export).with(logs.with_filter(filter)).try_init().context("logging is set up already")?;
     let metrics = PrometheusBuilder::new()
         .set_buckets_for_metric(metrics_exporter_prometheus::Matcher::Suffix("_seconds".into()), SECONDS)
