@@ -30,8 +30,9 @@ pub struct Options {
     /// only wait here and lose a delivery count at each restart; 200 for the ledger, which is its batch.
     #[arg(long, env = "COUNTERFOIL_PREFETCH")]
     prefetch: Option<String>,
-    /// email: the mail server, as smtp://host:port (plain), smtp://host:port?tls=required (STARTTLS), smtps://host:port
-    /// (TLS); user and password in the URL, percent-encoded. Also _FILE.
+    /// email: the mail server, as smtp://host:port (plain), smtp://host:port?tls=required (STARTTLS, also the default when
+    /// the URL has a password; ?tls=none turns it off), smtps://host:port (TLS); user and password in the URL,
+    /// percent-encoded. Also _FILE.
     #[arg(long, env = "COUNTERFOIL_SMTP_URL", hide_env_values = true)]
     smtp_url: Option<String>,
     /// email: the sender, as address or "Name <address>".

@@ -50,7 +50,7 @@ impl Child {
         let logs = root().join(".local/test-log");
         std::fs::create_dir_all(&logs).unwrap();
         let log = logs.join(format!("{binary}-{}.log", Uuid::new_v4().simple()));
-        let mut command = Command::new(root().join("target/debug").join(binary));
+        let mut command = Command::new(root().join(std::env::var("COUNTERFOIL_TEST_BIN").unwrap_or_else(|_| "target/debug".to_owned())).join(binary));
         for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("COUNTERFOIL_")) {
             command.env_remove(variable);
         }

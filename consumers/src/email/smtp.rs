@@ -65,8 +65,11 @@ impl Server {
     pub fn read(url: &str) -> Result<Self, String> {
         let url = Url::parse(url).map_err(|error| error.to_string())?;
         let tls = url.query_pairs().find(|(name, _)| name == "tls").map(|(_, value)| value.into_owned());
+        let with_password = !url.username().is_empty();
         let (security, port) = match (url.scheme(), tls.as_deref()) {
             ("smtps", _) => (Security::Tls, 465),
+            // A password does not travel in the clear unless the URL says so.
+            ("smtp", None) if with_password => (Security::StartTls, 587),
             ("smtp", None | Some("none")) => (Security::Plain, 25),
             ("smtp", Some("opportunistic")) => (Security::Opportunistic, 25),
             ("smtp", Some("required")) => (Security::StartTls, 587),
@@ -80,9 +83,6 @@ impl Server {
             ("", _) => None,
             (user, password) => Some(Credentials::new(decoded(user).unwrap_or_default(), decoded(password.unwrap_or_default()).unwrap_or_default())),
         };
-        if credentials.is_some() && security == Security::Plain {
-            return Err("a password would travel in the clear: use smtps:// or ?tls=required".into());
-        }
         Ok(Self { host, port: url.port().unwrap_or(port), security, credentials })
     }
 
@@ -180,7 +180,9 @@ mod tests {
         assert_eq!(server("smtp://mail.example"), Ok((25, Security::Plain, false)));
         assert_eq!(server("smtp://u:p%40ss@mail.example?tls=required"), Ok((587, Security::StartTls, true)));
         assert_eq!(server("smtps://u:p@mail.example:4650"), Ok((4650, Security::Tls, true)));
-        for wrong in ["mail.example", "http://mail.example", "smtp://u:p@mail.example", "smtp://mail.example?tls=maybe"] {
+        assert_eq!(server("smtp://u:p@mail.example"), Ok((587, Security::StartTls, true)));
+        assert_eq!(server("smtp://u:p@127.0.0.1?tls=none"), Ok((25, Security::Plain, true)));
+        for wrong in ["mail.example", "http://mail.example", "smtp:mail", "smtp://mail.example?tls=maybe"] {
             assert!(server(wrong).is_err(), "{wrong}");
         }
     }

@@ -8,7 +8,6 @@ use counterfoil_inbox::{Claim, Ended, claim, finish, give_up, renew};
 use counterfoil_payments::Event;
 use sqlx::PgPool;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use super::conduct::{Failure, Verdict};
@@ -50,21 +49,19 @@ pub struct Outside<D> {
     consumer: Arc<D>,
     pool: PgPool,
     concurrency: usize,
-    /// Fires shortly before the process must end: what has no answer by then is unknown.
-    cutoff: CancellationToken,
+    process: Process,
 }
 
 impl<D: Deliver> Outside<D> {
     /// Handles up to `concurrency` events at once.
     pub fn new(consumer: D, pool: PgPool, concurrency: usize, process: Process) -> Self {
-        let cutoff = CancellationToken::new();
-        let fired = cutoff.clone();
-        tokio::spawn(async move {
-            process.shutdown.cancelled().await;
-            sleep(process.deadline.saturating_sub(LAST_WORDS)).await;
-            fired.cancel();
-        });
-        Self { consumer: Arc::new(consumer), pool, concurrency, cutoff }
+        Self { consumer: Arc::new(consumer), pool, concurrency, process }
+    }
+
+    /// Returns shortly before the process must end: what has no answer by then is unknown.
+    async fn cutoff(&self) {
+        self.process.shutdown.cancelled().await;
+        sleep(self.process.deadline.saturating_sub(LAST_WORDS)).await;
     }
 
     async fn judge(&self, event: &Event) -> Verdict {
@@ -98,7 +95,7 @@ impl<D: Deliver> Outside<D> {
                 Err(_) => Err(Failure::unknown(format!("no answer within {} s", D::DEADLINE.as_secs()))),
             },
             () = self.keep_lease(event, fence) => Err(Failure::Busy { reason: "the claim was lost to another replica".into() }),
-            () = self.cutoff.cancelled() => Err(Failure::unknown("the process ended before the answer came")),
+            () = self.cutoff() => Err(Failure::unknown("the process ended before the answer came")),
         };
         call.abort();
         delivered
@@ -143,7 +140,7 @@ impl<D: Deliver> Outside<D> {
         }
         let written = async { give_up(&mut *self.pool.acquire().await?, D::NAME, event.id, fence, ended, reason).await };
         match written.await {
-            Ok(_) if self.cutoff.is_cancelled() && ended == Ended::Unknown => Verdict::Leave,
+            Ok(_) if self.process.shutdown.is_cancelled() && ended == Ended::Unknown => Verdict::Leave,
             Ok(_) => Verdict::Failed(failure),
             Err(error) => Verdict::Failed(Failure::outage(format!("the database: {error}"))),
         }

@@ -106,3 +106,24 @@ async fn a_slow_handler_delays_only_itself_and_its_lease_is_kept() {
     bench.drained().await;
     assert_eq!(bench.effects(&event, &email).await, 1, "the second copy waited on a rung");
 }
+
+#[tokio::test]
+async fn a_call_without_an_answer_at_the_shutdown_deadline_is_recorded_as_unknown_and_a_second_sigterm_ends_at_once() {
+    for twice in [false, true] {
+        let bench = Bench::of("crm").await;
+        bench.crm.slow(Duration::from_secs(15));
+        let (event, _) = bench.paid().await;
+        bench.stage.put_events("crm", std::slice::from_ref(&event)).await;
+        let mut consumer = bench.fleet().with("COUNTERFOIL_SHUTDOWN_DEADLINE_S", "5").consumer("crm").ready().await;
+        until("the call is under way", 15, 1, async || bench.crm.seen().len()).await;
+        consumer.signal("TERM");
+        if twice {
+            until("the first was heard", 5, true, async || consumer.logged().contains("stopping")).await;
+            consumer.signal("TERM");
+            assert_eq!(consumer.ended().await, Some(130));
+        } else {
+            assert_eq!(consumer.ended().await, Some(0));
+            assert_eq!(bench.state(&event).await, "unknown");
+        }
+    }
+}

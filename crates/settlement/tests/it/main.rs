@@ -1,6 +1,7 @@
 //! Settlement against a real PostgreSQL.
 
 mod concurrency;
+mod golden;
 mod keys;
 mod money;
 mod states;
