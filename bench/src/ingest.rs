@@ -27,9 +27,9 @@ const CLASSIC: &str = "\\set n random(1, 2000000000)
 BEGIN;
 INSERT INTO webhook_events (provider, event_id, event_type, body, secret_position, outcome) VALUES ('stripe', 'evt_' || :client_id || '_' || :n || '_' || random(), 'payment_intent.succeeded', convert_to(repeat('x', 1300), 'UTF8'), 0, 'applied') ON CONFLICT DO NOTHING;
 SELECT id FROM orders WHERE reference = 'classic-' || (1 + :n % 100000) \\gset
-INSERT INTO payments (provider, payment_id, order_id, status, amount_minor, currency) VALUES ('stripe', 'pi_' || :n || '_' || random(), ':id', 'captured', 1099, 'EUR') ON CONFLICT (provider, account, payment_id) DO UPDATE SET status = excluded.status;
-UPDATE orders SET version = version + 1, updated_at = now() WHERE id = ':id';
-INSERT INTO outbox (event_id, topic, order_id, version, routing_key, payload) VALUES (gen_random_uuid(), 'order.paid', ':id', 2, 'order.paid', '{\"order\": 1, \"customer\": {\"email\": \"ann@example.com\"}, \"lines\": []}');
+INSERT INTO payments (provider, payment_id, order_id, status, amount_minor, currency) VALUES ('stripe', 'pi_' || :n || '_' || random(), :id, 'captured', 1099, 'EUR') ON CONFLICT (provider, account, payment_id) DO UPDATE SET status = excluded.status;
+UPDATE orders SET version = version + 1, updated_at = now() WHERE id = :id;
+INSERT INTO outbox (event_id, topic, order_id, version, routing_key, payload) VALUES (gen_random_uuid(), 'order.paid', :id, 2, 'order.paid', '{\"order\": 1, \"customer\": {\"email\": \"ann@example.com\"}, \"lines\": []}');
 COMMIT;
 ";
 

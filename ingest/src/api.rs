@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use axum::response::Response;
@@ -52,10 +53,10 @@ fn caller<'a>(ingest: &'a Ingest, headers: &HeaderMap) -> Result<&'a str, Proble
     ingest.tokens.name_of(authorization).ok_or_else(|| Problem::new(StatusCode::UNAUTHORIZED, "a bearer token of the order API is needed"))
 }
 
-async fn read_order(State(ingest): State<Arc<Ingest>>, Path(key): Path<String>, headers: HeaderMap) -> Result<Response, Problem> {
+async fn read_order(State(ingest): State<Arc<Ingest>>, key: Result<Path<String>, PathRejection>, headers: HeaderMap) -> Result<Response, Problem> {
     caller(&ingest, &headers)?;
     let not_found = || Problem::new(StatusCode::NOT_FOUND, "no order has this id or reference");
-    let key = OrderKey::read(&key).ok_or_else(not_found)?;
+    let key = key.ok().and_then(|Path(key)| OrderKey::read(&key)).ok_or_else(not_found)?;
     let answer = answer_of(&ingest, &key).await.map_err(|error| database_trouble(&error))?.ok_or_else(not_found)?;
     Ok(json_bytes(StatusCode::OK, json!(answer).to_string().into_bytes()))
 }
@@ -86,7 +87,8 @@ async fn create_order(State(ingest): State<Arc<Ingest>>, request: Request<Body>)
         Problem::new(StatusCode::UNPROCESSABLE_ENTITY, fields.join("; ")).with("errors", Value::Array(problems))
     })?;
     // In a task of its own: a client that hangs up must not leave a half-finished transaction in the pool.
-    let made = tokio::spawn(async move {
+    let tracker = ingest.tracker.clone();
+    let made = tracker.spawn(async move {
         let made = create_once(&ingest, &scope, key.as_deref(), &order).await;
         ingest.wake.raise(); // events that came first may have paid it
         made

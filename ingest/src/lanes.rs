@@ -5,12 +5,14 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::time::Duration;
 
+use counterfoil_chassis::postgres::silent;
 use counterfoil_payments::Fact;
 use counterfoil_settlement::{Delivery, Failure, Settled, Verdict, settle, store_failed};
-use sqlx::PgPool;
+use sqlx::{Connection, PgConnection, PgPool};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 
 use crate::slow::{self, SlowLane};
@@ -27,6 +29,9 @@ const QUEUE_MAX: usize = 1024;
 
 /// Bytes that wait in all lanes together, at the most.
 const QUEUE_BYTES_MAX: usize = 16 << 20;
+
+/// Longest time for a batch, its commit included: statements end after 1.5 s by the server's clock, if it is there.
+pub(crate) const COMMIT_DEADLINE: Duration = Duration::from_secs(4);
 
 /// How often a batch that met a deadlock is tried again.
 const AGAIN_MAX: u32 = 5;
@@ -172,7 +177,7 @@ pub(crate) async fn settle_batch(pool: &PgPool, deliveries: &[Delivery]) -> Resu
                 Failure::Again if tries < AGAIN_MAX => {
                     tries += 1;
                     metrics::counter!("counterfoil_settlement_again_total").increment(1);
-                    tokio::time::sleep(std::time::Duration::from_millis(2 << tries)).await;
+                    tokio::time::sleep(Duration::from_millis(2 << tries)).await;
                 }
                 failure => return Err((failure, error)),
             },
@@ -181,7 +186,16 @@ pub(crate) async fn settle_batch(pool: &PgPool, deliveries: &[Delivery]) -> Resu
 }
 
 async fn settle_once(pool: &PgPool, deliveries: &[Delivery]) -> sqlx::Result<Vec<Verdict>> {
-    let mut tx = pool.begin().await?;
+    let mut connection = pool.acquire().await?;
+    let settled = timeout(COMMIT_DEADLINE, settle_on(&mut connection, deliveries)).await;
+    settled.unwrap_or_else(|_| {
+        drop(connection.detach());
+        Err(silent())
+    })
+}
+
+async fn settle_on(connection: &mut PgConnection, deliveries: &[Delivery]) -> sqlx::Result<Vec<Verdict>> {
+    let mut tx = connection.begin().await?;
     let verdicts = settle(&mut tx, deliveries).await?;
     counterfoil_chassis::fault::point("settle.before_commit");
     tx.commit().await?;
@@ -200,7 +214,7 @@ pub(crate) async fn store_culprit(pool: &PgPool, delivery: &Delivery, error: &sq
         tx.commit().await?;
         Ok::<_, sqlx::Error>(verdict)
     };
-    match stored.await {
+    match timeout(COMMIT_DEADLINE, stored).await.unwrap_or(Err(silent())) {
         Ok(Verdict::Settled(settled)) => Ok(settled),
         Ok(Verdict::Locked(_) | Verdict::NoOrder(_)) | Err(_) => Err(Unavailable("the delivery can neither be settled nor stored".into())),
     }

@@ -34,6 +34,8 @@ pub(crate) struct Ingest {
     pub(crate) lanes: lanes::Lanes,
     pub(crate) api_pool: PgPool,
     pub(crate) wake: Arc<wake::Wake>,
+    /// What must end before the process does.
+    pub(crate) tracker: TaskTracker,
 }
 
 /// Sessions that settle plan their statement once: planned anew each time, a single delivery costs twice as much.
@@ -86,7 +88,8 @@ pub async fn run(settings: Settings, process: Process) -> anyhow::Result<()> {
     process.readiness.fails("database", "not asked yet");
     tracker.spawn(postgres::watch(api_pool.clone(), process.clone()));
     tracker.spawn(wake::send(settings.database_url, Arc::clone(&wake), process.shutdown.clone()));
-    let ingest = Arc::new(Ingest { providers: settings.providers, mode: settings.mode, tokens: settings.tokens, lanes, api_pool, wake });
+    let ingest =
+        Arc::new(Ingest { providers: settings.providers, mode: settings.mode, tokens: settings.tokens, lanes, api_pool, wake, tracker: tracker.clone() });
     server::serve(listener, api::router(ingest), &process.shutdown).await;
     tracker.close(); // the last handler has dropped the lanes' senders, so the committers end when their queues are empty
     tracker.wait().await;

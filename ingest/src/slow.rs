@@ -7,13 +7,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use counterfoil_chassis::postgres::silent;
 use counterfoil_settlement::{Delivery, Failure, Verdict, settle_or_wait};
-use sqlx::PgPool;
+use sqlx::{Connection, PgConnection, PgPool};
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
 
-use crate::lanes::{BATCH_MAX, Job, Ticket, Unavailable, refuse, settle_batch, store_culprit};
+use crate::lanes::{BATCH_MAX, COMMIT_DEADLINE, Job, Ticket, Unavailable, refuse, settle_batch, store_culprit};
 use crate::wake::Wake;
 
 /// Workers, and so connections: one for locked rows, one for orders that do not exist yet.
@@ -148,28 +149,37 @@ async fn wait_for_orders(pool: PgPool, wake: Arc<Wake>, mut jobs: mpsc::Receiver
                     }
                 }
             }
-            Err(_) => one_by_one(&pool, deliveries, tickets).await,
+            Err(error) => match Failure::of(&error) {
+                Failure::Outage | Failure::Again => refuse(tickets, &error),
+                Failure::Slow | Failure::Culprit => one_by_one(&pool, deliveries, tickets, &rows).await,
+            },
         }
     }
 }
 
-/// After any failure of a batch: each alone, so that one cannot spoil the others.
-async fn one_by_one(pool: &PgPool, deliveries: Vec<Delivery>, tickets: Vec<Ticket>) {
+/// Each alone, so that one cannot spoil the others.
+async fn one_by_one(pool: &PgPool, deliveries: Vec<Delivery>, tickets: Vec<Ticket>, rows: &mpsc::Sender<Job>) {
     for (delivery, ticket) in deliveries.into_iter().zip(tickets) {
-        let answer = match wait_once(pool, std::slice::from_ref(&delivery)).await {
-            Ok(verdicts) => match verdicts.first() {
-                Some(Verdict::Settled(settled)) => Ok(*settled),
-                _ => Err(Unavailable("the order's row is locked".into())),
-            },
-            Err(error) if Failure::of(&error) == Failure::Culprit => store_culprit(pool, &delivery, &error).await,
-            Err(_) => Err(Unavailable("the database cannot take it now".into())),
-        };
-        ticket.answer(answer);
+        match wait_once(pool, std::slice::from_ref(&delivery)).await.map(|mut verdicts| verdicts.pop()) {
+            Ok(Some(Verdict::Settled(settled))) => ticket.answer(Ok(settled)),
+            Ok(_) => enter(rows, (delivery, ticket)),
+            Err(error) if Failure::of(&error) == Failure::Culprit => ticket.answer(store_culprit(pool, &delivery, &error).await),
+            Err(_) => ticket.answer(Err(Unavailable("the database cannot take it now".into()))),
+        }
     }
 }
 
 async fn wait_once(pool: &PgPool, deliveries: &[Delivery]) -> sqlx::Result<Vec<Verdict>> {
-    let mut tx = pool.begin().await?;
+    let mut connection = pool.acquire().await?;
+    let waited = timeout(COMMIT_DEADLINE, wait_on(&mut connection, deliveries)).await;
+    waited.unwrap_or_else(|_| {
+        drop(connection.detach());
+        Err(silent())
+    })
+}
+
+async fn wait_on(connection: &mut PgConnection, deliveries: &[Delivery]) -> sqlx::Result<Vec<Verdict>> {
+    let mut tx = connection.begin().await?;
     let verdicts = settle_or_wait(&mut tx, deliveries).await?;
     tx.commit().await?;
     Ok(verdicts)

@@ -14,6 +14,9 @@ use tokio_util::sync::CancellationToken;
 /// Least pause between two notifications: forty a second at the most, however many commits there are.
 const PAUSE: Duration = Duration::from_millis(25);
 
+/// How long a notification may take; then the connection is made anew.
+const DEADLINE: Duration = Duration::from_secs(2);
+
 /// Raised after each commit; any number of raises before the next notification are one.
 #[derive(Debug, Default)]
 pub(crate) struct Wake(Notify);
@@ -28,13 +31,14 @@ impl Wake {
 /// Sends notifications until `stop`. A lost one costs a poll interval, no more.
 pub(crate) async fn send(database_url: String, wake: Arc<Wake>, stop: CancellationToken) {
     while !stop.is_cancelled() {
-        if let Ok(mut connection) = connect(&database_url).await {
+        if let Ok(Ok(mut connection)) = tokio::time::timeout(DEADLINE, connect(&database_url)).await {
             while !stop.is_cancelled() {
                 tokio::select! {
                     () = wake.0.notified() => {}
                     () = stop.cancelled() => return,
                 }
-                if sqlx::query("SELECT pg_notify($1, '')").bind(WAKE_CHANNEL).execute(&mut connection).await.is_err() {
+                let sent = tokio::time::timeout(DEADLINE, sqlx::query("SELECT pg_notify($1, '')").bind(WAKE_CHANNEL).execute(&mut connection)).await;
+                if !matches!(sent, Ok(Ok(_))) {
                     break;
                 }
                 tokio::time::sleep(PAUSE).await;

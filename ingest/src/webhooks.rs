@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -36,9 +37,9 @@ const ANSWER_DEADLINE: Duration = Duration::from_millis(2200);
 /// Longest event type that is stored, in characters.
 const TYPE_CHARS_MAX: usize = 255;
 
-pub(crate) async fn receive(State(ingest): State<Arc<Ingest>>, Path(provider): Path<String>, request: Request<Body>) -> Response {
+pub(crate) async fn receive(State(ingest): State<Arc<Ingest>>, provider: Result<Path<String>, PathRejection>, request: Request<Body>) -> Response {
     let begun = Instant::now();
-    let Ok(provider) = provider.parse::<Provider>() else {
+    let Some(provider) = provider.ok().and_then(|Path(name)| name.parse::<Provider>().ok()) else {
         return answered(
             "other",
             begun,

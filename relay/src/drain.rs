@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use counterfoil_broker::lapin::Channel;
 use counterfoil_broker::{Fate, Link, Outgoing, publish_window};
+use counterfoil_chassis::postgres::silent;
 use counterfoil_outbox::{Claimed, EVENTS_EXCHANGE, claim, count_attempt, defer, low_water, mark_published};
-use sqlx::{PgPool, PgTransaction};
-use tokio::time::Instant;
+use sqlx::{Connection, PgConnection, PgPool, PgTransaction};
+use tokio::time::{Instant, timeout};
 
 use crate::message::message;
 
@@ -17,6 +18,9 @@ const ATTEMPTS_MAX: i32 = 3;
 
 /// How often a worker looks at the whole backlog: for rows that committed late, or that a dead relay released.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
+
+/// What of a step may be the database's.
+const DATABASE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Drains the outbox, batch by batch.
 #[derive(Debug)]
@@ -84,7 +88,18 @@ impl Drainer {
     }
 
     async fn drain(&self, link: &Link, channel: &mut Option<Channel>) -> Result<Drained, Trouble> {
-        let mut tx = self.pool.begin().await?;
+        let mut connection = self.pool.acquire().await?;
+        let deadline = self.confirm_deadline * 2 + DATABASE_DEADLINE;
+        let drained = timeout(deadline, self.drain_on(&mut connection, link, channel)).await;
+        drained.unwrap_or_else(|_| {
+            drop(connection.detach());
+            *channel = None; // what was published on it is undecided
+            Err(silent().into())
+        })
+    }
+
+    async fn drain_on(&self, connection: &mut PgConnection, link: &Link, channel: &mut Option<Channel>) -> Result<Drained, Trouble> {
+        let mut tx = connection.begin().await?;
         let from = self.scan_from(&mut tx).await?;
         let rows = claim(&mut tx, from, i64::try_from(self.batch).unwrap_or(i64::MAX)).await?;
         if rows.is_empty() {
@@ -117,7 +132,7 @@ impl Drainer {
             due
         };
         if sweep {
-            let mark = low_water(tx, 0).await?;
+            let mark = low_water(tx).await?;
             self.mark.store(mark, Ordering::Relaxed);
             return Ok(0);
         }

@@ -17,6 +17,7 @@ use counterfoil_chassis::Process;
 use counterfoil_chassis::postgres::{self, PoolSettings};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use drain::{Drained, Drainer};
@@ -66,7 +67,8 @@ pub async fn run(settings: Settings, process: Process) -> anyhow::Result<()> {
     supervise(&settings.amqp_url, "counterfoil-relay", pace, &process.shutdown, told, async |link| {
         topology::verify(link, topology::work_queues()).await?;
         process.readiness.holds("broker");
-        let (one, two) = tokio::join!(work(&drainer, link, &gate, &wake, &process), work(&drainer, link, &gate, &wake, &process));
+        let over = CancellationToken::new(); // when one worker finds the connection of no use, both end
+        let (one, two) = tokio::join!(work(&drainer, link, &gate, &wake, &process, &over), work(&drainer, link, &gate, &wake, &process, &over));
         one.and(two)
     })
     .await;
@@ -74,11 +76,12 @@ pub async fn run(settings: Settings, process: Process) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One worker: drains while there is something, looks ever more rarely while there is nothing.
-async fn work(drainer: &Drainer, link: &Link, gate: &watch::Gate, wake: &Notify, process: &Process) -> anyhow::Result<()> {
+/// One worker: drains while there is something, looks ever more rarely while there is nothing. Ends with `over`.
+async fn work(drainer: &Drainer, link: &Link, gate: &watch::Gate, wake: &Notify, process: &Process, over: &CancellationToken) -> anyhow::Result<()> {
+    let _over = over.clone().drop_guard();
     let mut channel = None;
     let mut pause = BUSY_PAUSE;
-    while !process.shutdown.is_cancelled() {
+    while !process.shutdown.is_cancelled() && !over.is_cancelled() {
         if !link.connected() {
             anyhow::bail!("the broker has closed the connection");
         }

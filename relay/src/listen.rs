@@ -33,19 +33,23 @@ pub(crate) async fn listen(database_url: String, pool: PgPool, wake: Arc<Notify>
 
 /// Listens until the connection fails; says why.
 async fn hear(database_url: &str, pool: &PgPool, wake: &Notify) -> String {
-    let mut listener = match PgListener::connect(database_url).await {
-        Ok(listener) => listener,
-        Err(error) => return error.to_string(),
+    let connected = async {
+        let mut listener = PgListener::connect(database_url).await?;
+        listener.listen(WAKE_CHANNEL).await?;
+        Ok::<_, sqlx::Error>(listener)
     };
-    if let Err(error) = listener.listen(WAKE_CHANNEL).await {
-        return error.to_string();
-    }
+    let mut listener = match timeout(SILENCE, connected).await {
+        Ok(Ok(listener)) => listener,
+        Ok(Err(error)) => return error.to_string(),
+        Err(_) => return "the database does not answer in time".to_owned(),
+    };
     loop {
         let heard = match timeout(SILENCE, listener.recv()).await {
             Ok(heard) => heard,
             Err(_) => {
-                if let Err(error) = sqlx::query("SELECT pg_notify($1, '')").bind(WAKE_CHANNEL).execute(pool).await {
-                    return error.to_string();
+                let called = timeout(ECHO, sqlx::query("SELECT pg_notify($1, '')").bind(WAKE_CHANNEL).execute(pool)).await;
+                if !matches!(called, Ok(Ok(_))) {
+                    return "it cannot call itself".to_owned();
                 }
                 match timeout(ECHO, listener.recv()).await {
                     Ok(heard) => heard,

@@ -98,8 +98,6 @@ mod tests {
             data: r#"{"a": 1}"#.into(),
             headers: json!({ "traceparent": "00-1" }),
             created_at: time::OffsetDateTime::UNIX_EPOCH,
-            attempts: 0,
-            deferrals: 0,
         }
     }
 

@@ -17,7 +17,8 @@ pub struct Options {
     /// Messages a batch, 1 to 256. More than 256 unconfirmed gain nothing and can wedge the client.
     #[arg(long, env = "COUNTERFOIL_RELAY_BATCH", default_value = "256")]
     batch: String,
-    /// How long a batch waits for its confirms, in seconds; after that its rows are free and go out again.
+    /// How long a batch waits for its confirms, in seconds, 1 to 20; after that its rows are free and go out
+    /// again.
     #[arg(long, env = "COUNTERFOIL_RELAY_CONFIRM_DEADLINE_S", default_value = "10")]
     confirm_deadline_s: String,
     #[command(flatten)]
@@ -49,7 +50,7 @@ impl Configure for Options {
         let database_url = problems.required("COUNTERFOIL_DATABASE_URL", self.database_url.as_ref());
         let amqp_url = problems.required("COUNTERFOIL_AMQP_URL", self.amqp_url.as_ref());
         let batch = problems.bounded("COUNTERFOIL_RELAY_BATCH", &self.batch, 1..=counterfoil_broker::publish::WINDOW_MAX);
-        let confirm_deadline = problems.seconds("COUNTERFOIL_RELAY_CONFIRM_DEADLINE_S", &self.confirm_deadline_s, 1);
-        Some(Settings { database_url: database_url?, amqp_url: amqp_url?, batch: batch?, confirm_deadline: confirm_deadline? })
+        let confirm_deadline = problems.bounded("COUNTERFOIL_RELAY_CONFIRM_DEADLINE_S", &self.confirm_deadline_s, 1..=20);
+        Some(Settings { database_url: database_url?, amqp_url: amqp_url?, batch: batch?, confirm_deadline: Duration::from_secs(confirm_deadline? as u64) })
     }
 }

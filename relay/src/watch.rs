@@ -14,6 +14,9 @@ use tokio_util::task::TaskTracker;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
+/// How long a look may take.
+const LOOK_DEADLINE: Duration = Duration::from_secs(5);
+
 /// Whether rows may be claimed: the recorded topology is at least the one this release was built with.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Gate(Arc<AtomicBool>);
@@ -30,7 +33,7 @@ pub(crate) fn start(tracker: &TaskTracker, pool: PgPool, process: &Process) -> G
     let (told, process) = (gate.clone(), process.clone());
     tracker.spawn(async move {
         while !process.shutdown.is_cancelled() {
-            match look(&pool).await {
+            match timeout(LOOK_DEADLINE, look(&pool)).await.unwrap_or_else(|_| Err("the database does not answer in time".to_owned())) {
                 Ok(()) => {
                     told.0.store(true, Ordering::Relaxed);
                     process.readiness.holds("topology");
@@ -60,7 +63,8 @@ async fn look(pool: &PgPool) -> Result<(), String> {
     let backlog = backlog(&mut connection).await.map_err(unreachable)?;
     let gauge = |name: &'static str, count: i64| metrics::gauge!(name).set(f64::from(u32::try_from(count).unwrap_or(u32::MAX)));
     gauge("counterfoil_outbox_unpublished", backlog.unpublished);
-    gauge("counterfoil_outbox_unroutable", backlog.deferred);
+    gauge("counterfoil_outbox_unroutable", backlog.unroutable);
+    gauge("counterfoil_outbox_deferred", backlog.deferred);
     gauge("counterfoil_outbox_parked", backlog.parked);
     metrics::gauge!("counterfoil_outbox_oldest_unpublished_seconds").set(backlog.oldest_seconds);
     Ok(())

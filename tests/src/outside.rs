@@ -103,8 +103,11 @@ impl SmtpStub {
                         mail.push('\n');
                     }
                     let reply = next(&self.dot);
-                    if reply.as_deref().is_none_or(|reply| reply.starts_with("250") || reply.starts_with("take")) {
+                    if reply.as_deref().is_none_or(|reply| ["250", "take", "hang"].iter().any(|taken| reply.starts_with(taken))) {
                         self.mails.lock().unwrap().push(mail);
+                    }
+                    if reply.as_deref() == Some("hang") {
+                        tokio::time::sleep(Duration::from_secs(60)).await;
                     }
                     answer(reply, "250 taken")?
                 }

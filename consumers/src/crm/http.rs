@@ -11,9 +11,11 @@
 use std::time::Duration;
 
 use counterfoil_payments::Event;
+use counterfoil_settlement::CustomerState;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Client, RequestBuilder, StatusCode};
+use ring::digest;
 
 use super::CrmSettings;
 use crate::runner::Failure;
@@ -31,9 +33,11 @@ pub(crate) fn client() -> reqwest::Result<Client> {
     Client::builder().connect_timeout(CONNECT_DEADLINE).timeout(CALL_DEADLINE).redirect(Policy::none()).user_agent("counterfoil").build()
 }
 
-/// Adds the token and the key by which a repeat is recognised.
-pub(crate) fn authorised(request: RequestBuilder, settings: &CrmSettings, event: &Event) -> RequestBuilder {
-    let request = request.header("Idempotency-Key", event.id.to_string());
+/// Adds the token and the key by which a repeat is recognised: the event's id and what is sent. A contact that has changed
+/// since must not be taken for the repeat of what it was.
+pub(crate) fn authorised(request: RequestBuilder, settings: &CrmSettings, event: &Event, state: &CustomerState) -> RequestBuilder {
+    let state = digest::digest(&digest::SHA256, serde_json::json!(state).to_string().as_bytes());
+    let request = request.header("Idempotency-Key", format!("{}:{}", event.id, hex::encode(&state.as_ref()[..8])));
     match &settings.token {
         Some(token) => request.bearer_auth(token),
         None => request,

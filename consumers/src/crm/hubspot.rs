@@ -19,12 +19,12 @@ pub(crate) fn request(client: &Client, settings: &CrmSettings, event: &Event, ex
         properties["phone"] = json!(phone);
     }
     let input = json!({ "id": state.email, "idProperty": "email", "objectWriteTraceId": external_id, "properties": properties });
-    super::http::authorised(client.post(url), settings, event).json(&json!({ "inputs": [input] }))
+    super::http::authorised(client.post(url), settings, event, state).json(&json!({ "inputs": [input] }))
 }
 
 /// A batch may be answered 207 with errors inside.
 pub(crate) fn judge(body: Vec<u8>) -> Result<(), Failure> {
-    let answer: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let answer: Value = serde_json::from_slice(&body).map_err(|_| Failure::unknown("HubSpot's answer is not JSON"))?;
     let errors = answer["errors"].as_array().map_or(0, Vec::len);
     let category = answer["errors"][0]["category"].as_str().unwrap_or_default();
     match (errors, category) {

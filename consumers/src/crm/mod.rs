@@ -105,7 +105,10 @@ impl Crm {
         let mut sent = None;
         for _ in 0..SENDS_MAX {
             let state = customer_state(&mut claim, email).await.map_err(database)?;
-            let Some(state) = state.filter(|state| sent.as_ref() != Some(state)) else { break };
+            let state = state.ok_or_else(|| Failure::permanent("no order has this address any more"))?;
+            if sent.as_ref() == Some(&state) {
+                break;
+            }
             self.send(event, external_id, &state).await?;
             sent = Some(state);
         }

@@ -12,5 +12,5 @@ pub(crate) fn request(client: &Client, settings: &CrmSettings, event: &Event, ex
     let mut contact = json!(state);
     contact["external_id"] = json!(external_id);
     contact["last_event_id"] = json!(event.id);
-    super::http::authorised(client.post(settings.url.clone()), settings, event).json(&contact)
+    super::http::authorised(client.post(settings.url.clone()), settings, event, state).json(&contact)
 }

@@ -30,7 +30,7 @@ impl Email {
 
 impl Deliver for Email {
     const NAME: &'static str = "email";
-    const DEADLINE: Duration = Duration::from_secs(8 * 60); // the final dot alone may take five minutes
+    const DEADLINE: Duration = Duration::from_secs(9 * 60); // 30 s to connect, three commands of 60 s, five minutes for the final dot
 
     async fn deliver(&self, event: &Event) -> Result<Effect, Failure> {
         let (Body::OrderPaid(order) | Body::OrderContactKnown(order)) = &event.body else {

@@ -31,6 +31,8 @@ const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
 /// five keep the whole within this consumer's deadline.
 const DOT_DEADLINE: Duration = Duration::from_secs(5 * 60);
 
+const QUIT_DEADLINE: Duration = Duration::from_millis(200);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Security {
     Plain,
@@ -90,8 +92,8 @@ impl Server {
     pub(crate) async fn send(&self, mail: &Mail) -> Result<(), Failure> {
         let mut connection = within("connect", CONNECT_DEADLINE, self.connect()).await??;
         let sent = converse(&mut connection, mail).await;
-        // The reply to the dot has decided; QUIT is courtesy.
-        let _ = timeout(Duration::from_secs(5), connection.quit()).await;
+        // The reply to the dot has decided; QUIT is courtesy, and what was decided must be written down.
+        let _ = timeout(QUIT_DEADLINE, connection.quit()).await;
         sent
     }
 

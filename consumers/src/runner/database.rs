@@ -2,11 +2,14 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
+use counterfoil_chassis::postgres::silent;
 use counterfoil_inbox::insert_done;
 use counterfoil_payments::Event;
 use counterfoil_settlement::Failure as SqlFailure;
-use sqlx::{PgPool, PgTransaction};
+use sqlx::{Connection, PgConnection, PgPool, PgTransaction};
+use tokio::time::timeout;
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -16,6 +19,9 @@ use super::{Judged, Kind};
 
 /// How often a batch that met a deadlock or a lock is tried again before it counts as an outage of the database.
 const AGAIN_MAX: u32 = 5;
+
+/// Longest time for a batch, its commit included: its statements end after 15 s by the server's clock, if it is there.
+const BATCH_DEADLINE: Duration = Duration::from_secs(40);
 
 /// A consumer whose effects are rows.
 pub trait Apply: Send + Sync + 'static {
@@ -84,7 +90,16 @@ enum Blame {
 }
 
 async fn apply_once<A: Apply>(consumer: &A, pool: &PgPool, events: &[Event]) -> sqlx::Result<()> {
-    let mut tx = pool.begin().await?;
+    let mut connection = pool.acquire().await?;
+    let applied = timeout(BATCH_DEADLINE, apply_on(consumer, &mut connection, events)).await;
+    applied.unwrap_or_else(|_| {
+        drop(connection.detach());
+        Err(silent())
+    })
+}
+
+async fn apply_on<A: Apply>(consumer: &A, connection: &mut PgConnection, events: &[Event]) -> sqlx::Result<()> {
+    let mut tx = connection.begin().await?;
     let ids: Vec<Uuid> = events.iter().map(|event| event.id).collect();
     let fresh: HashSet<Uuid> = insert_done(&mut tx, A::NAME, &ids).await?.into_iter().collect();
     let fresh: Vec<&Event> = events.iter().filter(|event| fresh.contains(&event.id)).collect();

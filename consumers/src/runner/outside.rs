@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use counterfoil_chassis::Process;
+use counterfoil_chassis::postgres::silent;
 use counterfoil_inbox::{Claim, Ended, claim, finish, give_up, renew};
 use counterfoil_payments::Event;
-use sqlx::PgPool;
+use futures_util::future::BoxFuture;
+use sqlx::{PgConnection, PgPool};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::Instrument;
 
@@ -21,8 +23,15 @@ const RENEWAL: Duration = Duration::from_secs(10);
 /// What is left of the shutdown deadline for writing down that an outcome is unknown.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
+/// Longest wait for one statement.
+const STATEMENT_DEADLINE: Duration = Duration::from_secs(5);
+
 /// How often a write after the call is tried, a second apart: the effect has happened, and that should be known.
 const WRITE_TRIES: u32 = 5;
+
+/// Calls to the outside for one event, replays included: five times what the ladder asks for. A message that makes its
+/// consumer crash, or comes back over and over, must not call for ever.
+const CALLS_MAX: i32 = 35;
 
 /// What a delivered event led to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,14 +73,28 @@ impl<D: Deliver> Outside<D> {
         sleep(self.process.deadline.saturating_sub(LAST_WORDS)).await;
     }
 
+    /// Runs one statement, within a deadline; a connection that does not answer is thrown away.
+    async fn ask<T>(&self, statement: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, sqlx::Result<T>>) -> sqlx::Result<T> {
+        let mut connection = self.pool.acquire().await?;
+        let asked = timeout(STATEMENT_DEADLINE, statement(&mut connection)).await;
+        asked.unwrap_or_else(|_| {
+            drop(connection.detach());
+            Err(silent())
+        })
+    }
+
     async fn judge(&self, event: &Event) -> Verdict {
-        let claimed = async { claim(&mut *self.pool.acquire().await?, D::NAME, event.id, LEASE).await };
+        let id = event.id;
+        let claimed = self.ask(move |connection| Box::pin(claim(connection, D::NAME, id, LEASE)));
         let (fence, attempts, may_repeat) = match claimed.await {
             Ok(Claim::Won { fence, attempts, may_repeat }) => (fence, attempts, may_repeat),
             Ok(Claim::Done) => return Verdict::Done,
             Ok(Claim::Held) => return Verdict::Failed(Failure::Busy { reason: "another replica works on it".into() }),
             Err(error) => return Verdict::Failed(Failure::outage(format!("the database: {error}"))),
         };
+        if attempts > CALLS_MAX {
+            return self.write_down(event, fence, Err(Failure::permanent(format!("called {CALLS_MAX} times without an end")))).await;
+        }
         if may_repeat {
             metrics::counter!("counterfoil_effects_possible_repeats_total", "consumer" => D::NAME).increment(1);
             tracing::warn!(attempts, "an earlier attempt ended unknown: the effect may happen twice, under the same key");
@@ -105,7 +128,8 @@ impl<D: Deliver> Outside<D> {
     async fn keep_lease(&self, event: &Event, fence: i64) {
         loop {
             sleep(RENEWAL).await;
-            let renewed = async { renew(&mut *self.pool.acquire().await?, D::NAME, event.id, fence, LEASE).await };
+            let id = event.id;
+            let renewed = self.ask(move |connection| Box::pin(renew(connection, D::NAME, id, fence, LEASE)));
             if let Ok(false) = renewed.await {
                 return;
             }
@@ -138,7 +162,8 @@ impl<D: Deliver> Outside<D> {
         if ended == Ended::Unknown {
             metrics::counter!("counterfoil_effects_unknown_total", "consumer" => D::NAME).increment(1);
         }
-        let written = async { give_up(&mut *self.pool.acquire().await?, D::NAME, event.id, fence, ended, reason).await };
+        let (id, reason) = (event.id, reason.clone());
+        let written = self.ask(move |connection| Box::pin(async move { give_up(connection, D::NAME, id, fence, ended, &reason).await }));
         match written.await {
             Ok(_) if self.process.shutdown.is_cancelled() && ended == Ended::Unknown => Verdict::Leave,
             Ok(_) => Verdict::Failed(failure),
@@ -149,7 +174,8 @@ impl<D: Deliver> Outside<D> {
     async fn finish(&self, event: &Event, fence: i64, reference: Option<&str>) -> sqlx::Result<bool> {
         let mut tries = 1;
         loop {
-            let finished = async { finish(&mut *self.pool.acquire().await?, D::NAME, event.id, fence, reference).await };
+            let (id, reference) = (event.id, reference.map(str::to_owned));
+            let finished = self.ask(move |connection| Box::pin(async move { finish(connection, D::NAME, id, fence, reference.as_deref()).await }));
             match finished.await {
                 Ok(ours) => return Ok(ours),
                 Err(error) if tries == WRITE_TRIES => return Err(error),

@@ -26,6 +26,9 @@ const PAUSE_MOST: Duration = Duration::from_secs(60);
 /// Longest pause that the other side can ask for.
 const PAUSE_ASKED_MOST: Duration = Duration::from_secs(15 * 60);
 
+/// How often the connection, and whether copies could be published, is looked at when nothing else happens.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// What the tag of a consumer with the whole prefetch begins with.
 const FULL_TAG: &str = "full-";
 
@@ -100,7 +103,7 @@ impl<K: Kind> Session<K> {
         };
         self.process.readiness.holds("broker");
         let end = loop {
-            let has_room = tasks.len() < self.kind.concurrency();
+            let has_room = tasks.len() < self.kind.concurrency() && self.settler.handover.usable();
             tokio::select! {
                 biased;
                 () = self.process.shutdown.cancelled() => break End::Stopped,
@@ -110,7 +113,7 @@ impl<K: Kind> Session<K> {
                     Some(Err(error)) => break End::Lost(anyhow::Error::new(error).context("the channel was closed")),
                     None => break End::Lost(anyhow::anyhow!("the broker ended the consumer: its queue was deleted, or it timed out")),
                 },
-                () = tokio::time::sleep(Duration::from_secs(1)) => if !link.connected() {
+                () = tokio::time::sleep(LOOK) => if !link.connected() {
                     break End::Lost(anyhow::anyhow!("the broker has closed the connection"));
                 },
             }

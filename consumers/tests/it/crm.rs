@@ -38,6 +38,11 @@ async fn an_old_event_sends_the_state_as_it_is_now_so_stale_news_never_wins() {
     }
     let sent: Vec<Value> = bench.crm.seen().iter().map(|seen| serde_json::from_str(&seen.body).unwrap()).collect();
     assert_eq!(sent.len(), 3, "one upsert an event");
+    let key = |head: &str| head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("idempotency-key: ").map(str::to_owned)).unwrap();
+    let mut keys: Vec<String> = bench.crm.seen().iter().map(|seen| key(&seen.head)).collect();
+    keys.sort();
+    keys.dedup();
+    assert_eq!(keys.len(), 3);
     assert!(sent.iter().all(|contact| contact["orders_paid"] == 3), "{sent:?}");
 }
 
@@ -82,4 +87,24 @@ async fn hubspot_gets_a_batch_upsert_by_email() {
         (input["id"].as_str(), input["idProperty"].as_str(), input["properties"]["lastname"].as_str()),
         (Some(email.as_str()), Some("email"), Some("Example"))
     );
+}
+
+#[tokio::test]
+async fn a_retry_of_the_same_state_carries_the_same_key_and_a_changed_state_another() {
+    let bench = Bench::of("crm").await;
+    bench.crm.next(&["500 Internal Server Error", "500 Internal Server Error"]);
+    let (event, email) = bench.paid().await;
+    bench.stage.put_events("crm", std::slice::from_ref(&event)).await;
+    let consumer = bench.start();
+    until("two attempts", 15, true, async || bench.crm.seen().len() >= 2).await;
+    drop(consumer);
+    bench.insert_order(Uuid::new_v4(), &email).await;
+    bench.stage.execute("UPDATE processed_events SET lease_until = now() WHERE state = 'claimed'").await;
+    let _consumer = bench.start();
+    bench.done(&event).await;
+    let seen = bench.crm.seen();
+    let key = |nth: usize| seen[nth].head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("idempotency-key: ").map(str::to_owned)).unwrap();
+    assert_eq!(key(0), key(1));
+    let last = seen.len() - 1;
+    assert_eq!(seen[last].body.contains("\"orders_paid\":2"), key(last) != key(0), "the key changes with what is sent");
 }

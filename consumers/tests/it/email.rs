@@ -86,3 +86,15 @@ async fn the_receipt_waits_for_the_contact_and_goes_out_once() {
     bench.done(&known).await;
     assert_eq!((bench.smtp.mails().len(), bench.smtp.mails_to("late@example.com")), (1, 1));
 }
+
+#[tokio::test]
+async fn the_final_dot_is_awaited_at_sigterm_up_to_the_deadline_and_then_recorded_as_unknown() {
+    let bench = Bench::of("email").await;
+    bench.smtp.at_dot(&["hang"]);
+    let mut consumer = bench.fleet().with("COUNTERFOIL_SHUTDOWN_DEADLINE_S", "5").consumer("email").ready().await;
+    let (event, email) = sent(&bench).await;
+    until("the server has the mail", 15, 1, async || bench.smtp.mails_to(&email)).await;
+    consumer.signal("TERM");
+    assert_eq!(consumer.ended().await, Some(0));
+    assert_eq!(bench.state(&event).await, "unknown");
+}

@@ -102,6 +102,11 @@ async fn a_slow_handler_delays_only_itself_and_its_lease_is_kept() {
     let _replicas = [bench.start().ready().await, bench.start().ready().await];
     let (event, email) = bench.paid().await;
     bench.stage.put_events("crm", &[event.clone(), event.clone()]).await;
+    // A lease lasts 30 s from the claim; one that ends later was prolonged.
+    until("the lease is prolonged", 15, 1, async || {
+        bench.stage.count("SELECT count(*) FROM processed_events WHERE lease_until > created_at + interval '35 seconds'").await
+    })
+    .await;
     bench.done(&event).await;
     bench.drained().await;
     assert_eq!(bench.effects(&event, &email).await, 1, "the second copy waited on a rung");

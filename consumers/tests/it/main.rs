@@ -5,4 +5,5 @@ mod crm;
 mod email;
 mod ladder;
 mod ledger;
+mod panics;
 mod support;

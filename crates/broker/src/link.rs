@@ -33,12 +33,6 @@ impl Link {
         Ok(Self(connection.context("the broker cannot be reached")?))
     }
 
-    /// Whether publishing on it makes sense now.
-    #[must_use]
-    pub fn usable(&self) -> bool {
-        self.0.status().connected() && !self.0.status().blocked()
-    }
-
     /// Whether it is still there, blocked or not.
     #[must_use]
     pub fn connected(&self) -> bool {

@@ -13,6 +13,16 @@ use crate::process::Process;
 /// The newest migration that this release needs; `migrations/` has a test that compares.
 pub const SCHEMA_VERSION: i64 = 1;
 
+/// How long a connection may take to say that it is fit to go back to its pool.
+const RELEASE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// The error of a server that has not answered in time. sqlx sets neither keepalive nor a deadline on its sockets, so
+/// whoever waits for the database bounds the wait, and detaches the connection afterwards: it may never answer again.
+#[must_use]
+pub fn silent() -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, "the database does not answer in time"))
+}
+
 /// What a pool is for.
 #[derive(Debug, Clone)]
 pub struct PoolSettings {
@@ -49,7 +59,7 @@ pub fn pool(url: &str, settings: &PoolSettings) -> anyhow::Result<PgPool> {
         .max_connections(settings.connections_max)
         .acquire_timeout(settings.acquire_timeout)
         .test_before_acquire(false) // the guard below has just talked to the server
-        .after_release(|connection, _| Box::pin(outside_transaction(connection)))
+        .after_release(|connection, _| Box::pin(async move { timeout(RELEASE_DEADLINE, outside_transaction(connection)).await.unwrap_or(Err(silent())) }))
         .connect_lazy_with(options(url, settings)?))
 }
 
@@ -114,13 +124,16 @@ pub fn schema_fits(deployment: Deployment) -> Result<(), String> {
     Ok(())
 }
 
+/// How long a look may take.
+const WATCH_DEADLINE: Duration = Duration::from_secs(5);
+
 /// Pause between two looks.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Keeps the readiness condition `database` true to the facts until the process stops: whether rows can be written now.
 pub async fn watch(pool: PgPool, process: Process) {
     while !process.shutdown.is_cancelled() {
-        match writable(&pool).await {
+        match timeout(WATCH_DEADLINE, writable(&pool)).await.unwrap_or_else(|_| Err("the database does not answer in time".to_owned())) {
             Ok(()) => process.readiness.holds("database"),
             Err(why) => process.readiness.fails("database", why),
         }

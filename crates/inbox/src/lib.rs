@@ -94,6 +94,8 @@ pub enum Ended {
     Failed,
     /// Nobody knows whether it happened.
     Unknown,
+    /// It was not tried, or the other side was down: the attempt does not count.
+    Uncounted,
 }
 
 /// Writes how an attempt ended, and frees the claim. `false` when it is not ours any more.
@@ -102,16 +104,18 @@ pub enum Ended {
 /// When the database fails.
 pub async fn give_up(connection: &mut PgConnection, consumer: &str, event_id: Uuid, fence: i64, ended: Ended, last_error: &str) -> sqlx::Result<bool> {
     let state = match ended {
-        Ended::Failed => "failed",
+        Ended::Failed | Ended::Uncounted => "failed",
         Ended::Unknown => "unknown",
     };
+    let uncounted = i32::from(ended == Ended::Uncounted);
     let done = sqlx::query!(
-        "UPDATE processed_events SET state = $4, lease_until = NULL, last_error = $5 WHERE consumer = $1 AND event_id = $2 AND fence = $3 AND state = 'claimed'",
+        "UPDATE processed_events SET state = $4, lease_until = NULL, last_error = $5, attempts = attempts - $6 WHERE consumer = $1 AND event_id = $2 AND fence = $3 AND state = 'claimed'",
         consumer,
         event_id,
         fence,
         state,
         last_error,
+        uncounted,
     )
     .execute(connection)
     .await?;

@@ -25,10 +25,6 @@ pub struct Claimed {
     pub headers: serde_json::Value,
     /// When it was appended.
     pub created_at: OffsetDateTime,
-    /// Attempts that were its own fault.
-    pub attempts: i32,
-    /// How often it was put off.
-    pub deferrals: i32,
 }
 
 /// Claims up to `limit` rows that nobody else holds, oldest first; at most a quarter of them deferred ones whose time
@@ -47,7 +43,7 @@ pub async fn claim(tx: &mut PgTransaction<'_>, low_water: i64, limit: i64) -> sq
             ORDER BY id LIMIT $2 - (SELECT count(*) FROM deferred) FOR UPDATE SKIP LOCKED
         )
         SELECT id AS "id!", event_id AS "event_id!", topic AS "topic!", order_id, exchange AS "exchange!", routing_key AS "routing_key!",
-               payload::text AS "data!", headers AS "headers!", created_at AS "created_at!", attempts AS "attempts!", deferrals AS "deferrals!"
+               payload::text AS "data!", headers AS "headers!", created_at AS "created_at!"
         FROM (SELECT * FROM fresh UNION ALL SELECT * FROM deferred) claimed ORDER BY id"#,
         low_water,
         limit,
@@ -61,16 +57,14 @@ pub async fn claim(tx: &mut PgTransaction<'_>, low_water: i64, limit: i64) -> sq
 ///
 /// # Errors
 /// When the database fails.
-pub async fn low_water(connection: &mut PgConnection, from: i64) -> sqlx::Result<i64> {
-    let mark = sqlx::query_scalar!(
+pub async fn low_water(connection: &mut PgConnection) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
         r#"SELECT COALESCE(
-            (SELECT id FROM outbox WHERE published_at IS NULL AND parked_at IS NULL AND deferrals = 0 AND id >= $1 ORDER BY id LIMIT 1),
-            (SELECT max(id) + 1 FROM outbox), 0) AS "mark!""#,
-        from,
+            (SELECT id FROM outbox WHERE published_at IS NULL AND parked_at IS NULL AND deferrals = 0 ORDER BY id LIMIT 1),
+            (SELECT max(id) + 1 FROM outbox), 0) AS "mark!""#
     )
     .fetch_one(connection)
-    .await?;
-    Ok(mark.max(from))
+    .await
 }
 
 /// Marks rows whose message the broker has confirmed.

@@ -9,8 +9,10 @@ use uuid::Uuid;
 pub struct Backlog {
     /// Rows neither published nor parked.
     pub unpublished: i64,
-    /// Of these, put off: no queue is bound, or the broker refused them.
+    /// Of these, put off for any reason.
     pub deferred: i64,
+    /// Of these, put off because no queue is bound.
+    pub unroutable: i64,
     /// Rows that the broker would not take.
     pub parked: i64,
     /// Age of the oldest unpublished row.
@@ -27,6 +29,7 @@ pub async fn backlog(connection: &mut PgConnection) -> sqlx::Result<Backlog> {
         r#"SELECT (SELECT count(*) FROM outbox WHERE published_at IS NULL AND parked_at IS NULL AND deferrals = 0)
                 + (SELECT count(*) FROM outbox WHERE published_at IS NULL AND parked_at IS NULL AND deferrals > 0) AS "unpublished!",
             (SELECT count(*) FROM outbox WHERE published_at IS NULL AND parked_at IS NULL AND deferrals > 0) AS "deferred!",
+            (SELECT count(*) FROM outbox WHERE published_at IS NULL AND parked_at IS NULL AND deferrals > 0 AND last_error LIKE 'unroutable%') AS "unroutable!",
             (SELECT count(*) FROM outbox WHERE parked_at IS NOT NULL) AS "parked!",
             COALESCE(extract(epoch FROM now() - (SELECT min(created_at) FROM outbox WHERE published_at IS NULL AND parked_at IS NULL)), 0)::float8 AS "oldest_seconds!""#
     )

@@ -72,7 +72,7 @@ pub enum Fact {
         /// Something on-call should see: two references that differ, say.
         remark: Option<String>,
     },
-    /// A refund or dispute: stored, acted on by a later release.
+    /// A refund, a dispute or a part payment: stored, acted on by a later release.
     Deferred {
         /// Which payment's money it is about, where the event says so.
         payment: Option<PaymentKey>,

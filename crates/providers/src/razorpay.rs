@@ -187,6 +187,7 @@ fn fact(event_type: &str, entities: &Entities<'_>) -> Result<Fact, Unreadable> {
         "payment.failed" => News::Failed,
         "payment_link.expired" | "invoice.expired" => News::Expired,
         "payment_link.cancelled" => News::Cancelled,
+        "payment_link.partially_paid" => return Ok(Fact::Deferred { payment: entities.payment.and_then(|payment| json::text(payment.id)).map(key) }),
         money_back if money_back.starts_with("refund.") || money_back.starts_with("payment.dispute.") => {
             let of = entities.refund.or(entities.dispute).and_then(|entity| json::text(entity.payment_id));
             let id = of.or_else(|| entities.payment.and_then(|payment| json::text(payment.id)));

@@ -41,10 +41,10 @@ pub(crate) fn judge(news: News, order: Uuid, money: Option<Money>, done: &Done) 
 /// Why captured money did not pay its order.
 fn misfit(money: Option<Money>, done: &Done) -> Leftover {
     match done.order_status.as_deref().and_then(OrderStatus::read) {
-        Some(OrderStatus::Paid | OrderStatus::PartiallyRefunded | OrderStatus::Refunded) => Leftover::Extra,
+        Some(paid) if paid.was_paid() => Leftover::Extra,
         Some(OrderStatus::Cancelled) => Leftover::Held("order_cancelled"),
         Some(OrderStatus::Expired) => Leftover::Held("order_expired"),
-        Some(OrderStatus::PendingPayment | OrderStatus::PaymentPending | OrderStatus::FailedFinal) | None => {
+        _ => {
             let same_currency = done.order_currency.as_deref() == money.as_ref().map(|money| money.currency.code());
             Leftover::Held(if same_currency { "amount_differs" } else { "currency_differs" })
         }

@@ -25,9 +25,8 @@ pub struct CustomerState {
 /// # Errors
 /// When the database fails.
 pub async fn customer_state(connection: &mut PgConnection, email: &str) -> sqlx::Result<Option<CustomerState>> {
-    let email = email.to_lowercase();
     let row = sqlx::query!(
-        r#"WITH theirs AS (SELECT * FROM orders WHERE lower(customer_email) = $1),
+        r#"WITH theirs AS (SELECT * FROM orders WHERE lower(customer_email) = lower($1)),
         spent AS (SELECT currency, sum(amount_minor)::bigint AS minor FROM theirs WHERE paid_at IS NOT NULL GROUP BY currency)
         SELECT count(*) AS "orders!", count(paid_at) AS "orders_paid!",
             (SELECT customer_name FROM theirs WHERE customer_name IS NOT NULL ORDER BY created_at DESC, id DESC LIMIT 1) AS name,
@@ -40,7 +39,7 @@ pub async fn customer_state(connection: &mut PgConnection, email: &str) -> sqlx:
     .fetch_one(connection)
     .await?;
     Ok((row.orders > 0).then_some(CustomerState {
-        email,
+        email: email.to_lowercase(),
         name: row.name,
         phone: row.phone,
         orders_paid: row.orders_paid,

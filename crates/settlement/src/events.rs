@@ -15,7 +15,7 @@ pub(crate) struct Note<'a> {
 }
 
 /// Stores events as they are, or counts one more delivery of them; one statement for all.
-/// A copy of a stored event leaves its outcome as it is, except that a failed one may be put to rest.
+/// A copy of a stored event leaves its outcome as it is, except that one that failed is driven again.
 pub(crate) async fn store(tx: &mut PgTransaction<'_>, items: &[(&Item<'_>, Note<'_>)]) -> sqlx::Result<Vec<Verdict>> {
     if items.is_empty() {
         return Ok(Vec::new());
@@ -43,11 +43,15 @@ pub(crate) async fn store(tx: &mut PgTransaction<'_>, items: &[(&Item<'_>, Note<
             FROM input ORDER BY provider, account, event_id
             ON CONFLICT (provider, account, event_id) DO UPDATE SET
                 deliveries = w.deliveries + excluded.deliveries,
-                differing = w.differing + (w.body <> excluded.body)::integer,
-                differing_body = CASE WHEN w.body <> excluded.body THEN excluded.body ELSE w.differing_body END
-            RETURNING provider, account, event_id, outcome, w.processed_in = pg_current_xact_id() AS fresh, w.differing_body IS NOT NULL AS differs
+                differing = w.differing + (w.body <> excluded.body)::integer + excluded.differing,
+                differing_body = CASE WHEN w.body <> excluded.body THEN excluded.body ELSE COALESCE(excluded.differing_body, w.differing_body) END,
+                outcome = CASE WHEN w.outcome = 'failed' AND w.body = excluded.body THEN excluded.outcome ELSE w.outcome END,
+                reason = CASE WHEN w.outcome = 'failed' AND w.body = excluded.body THEN excluded.reason ELSE w.reason END,
+                waits_for = CASE WHEN w.outcome = 'failed' AND w.body = excluded.body THEN excluded.waits_for ELSE w.waits_for END,
+                fact = CASE WHEN w.outcome = 'failed' AND w.body = excluded.body THEN excluded.fact ELSE w.fact END
+            RETURNING provider, account, event_id, outcome, w.processed_in = pg_current_xact_id() AS fresh, w.body
         )
-        SELECT s.outcome, s.fresh AS "fresh!", s.differs AS "differs!" FROM input i JOIN stored s USING (provider, account, event_id) ORDER BY i.n"#,
+        SELECT s.outcome, s.fresh AS "fresh!", (s.body <> i.body OR i.differing_body IS NOT NULL) AS "differs!" FROM input i JOIN stored s USING (provider, account, event_id) ORDER BY i.n"#,
         &column(&|d| d.provider.name().to_owned()), &column(&|d| d.account.clone()), &column(&|d| d.event_id.clone()),
         &provider_event_ids as &[Option<String>], &column(&|d| d.event_type.clone()), &bodies, &positions, &deliveries, &differing as &[Option<Vec<u8>>],
         &outcomes, &reasons as &[Option<String>], &waits as &[Option<String>], &facts as &[Option<serde_json::Value>],
@@ -92,32 +96,59 @@ struct StoredFact {
     traceparent: Option<String>,
 }
 
-/// Takes the events that wait for one of `names`, oldest first, as deliveries to settle again.
-/// Their bodies are left in the table.
-pub(crate) async fn take_waiting(tx: &mut PgTransaction<'_>, names: &[String]) -> sqlx::Result<Vec<Delivery>> {
-    let rows = sqlx::query!(
+/// A waiting event, in hand: its row is locked.
+pub(crate) struct Waiting {
+    pub(crate) provider: String,
+    pub(crate) account: String,
+    pub(crate) event_id: String,
+    event_type: String,
+    provider_event_id: Option<String>,
+    secret_position: i32,
+    fact: serde_json::Value,
+}
+
+impl Waiting {
+    /// The delivery to settle again. Its body is left in the table.
+    pub(crate) fn delivery(&self) -> sqlx::Result<Delivery> {
+        let stored: StoredFact = serde_json::from_value(self.fact.clone()).map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+        Ok(Delivery {
+            provider: self.provider.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
+            account: self.account.clone(),
+            event_id: self.event_id.clone(),
+            provider_event_id: self.provider_event_id.clone(),
+            event_type: self.event_type.clone(),
+            body: Vec::new(),
+            secret_position: self.secret_position,
+            fact: stored.fact,
+            traceparent: stored.traceparent,
+        })
+    }
+}
+
+/// Takes the events that wait for one of `names`, oldest first.
+pub(crate) async fn take_waiting(tx: &mut PgTransaction<'_>, names: &[String]) -> sqlx::Result<Vec<Waiting>> {
+    sqlx::query_as!(
+        Waiting,
         r#"SELECT provider, account, event_id, provider_event_id, event_type, secret_position, fact AS "fact!" FROM webhook_events
            WHERE outcome = 'waiting' AND waits_for = ANY ($1) ORDER BY received_at, event_id FOR UPDATE"#,
         names,
     )
     .fetch_all(&mut **tx)
+    .await
+}
+
+/// Marks a waiting event as failed: it waits for nothing any more, and a person looks at it.
+pub(crate) async fn fail_waiting(tx: &mut PgTransaction<'_>, waiting: &Waiting, last_error: &str) -> sqlx::Result<()> {
+    sqlx::query!(
+        "UPDATE webhook_events SET outcome = 'failed', waits_for = NULL, last_error = $4 WHERE provider = $1 AND account = $2 AND event_id = $3",
+        waiting.provider,
+        waiting.account,
+        waiting.event_id,
+        last_error,
+    )
+    .execute(&mut **tx)
     .await?;
-    rows.into_iter()
-        .map(|row| {
-            let stored: StoredFact = serde_json::from_value(row.fact).map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
-            Ok(Delivery {
-                provider: row.provider.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
-                account: row.account,
-                event_id: row.event_id,
-                provider_event_id: row.provider_event_id,
-                event_type: row.event_type,
-                body: Vec::new(),
-                secret_position: row.secret_position,
-                fact: stored.fact,
-                traceparent: stored.traceparent,
-            })
-        })
-        .collect()
+    Ok(())
 }
 
 /// A stored webhook event, as the trail shows it.

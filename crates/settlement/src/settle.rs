@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 
 use counterfoil_payments::{Contact, Fact, Money, News, OrderKey, PaymentKey};
-use sqlx::PgTransaction;
+use sqlx::{Connection, PgTransaction};
 use uuid::Uuid;
 
 use crate::classify::{self, Leftover};
 use crate::delivery::{Delivery, Outcome, Settled, Verdict};
 use crate::events::{self, Note};
+use crate::failure::Failure;
 use crate::rounds::{self, Item};
 use crate::statement::{self, Done};
 
@@ -56,14 +57,34 @@ pub async fn settle_or_wait(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> s
     Ok(verdicts)
 }
 
-/// Settles again what waits for an order that now exists, inside the transaction that made it.
-pub(crate) async fn settle_waiting(tx: &mut PgTransaction<'_>, names: &[String]) -> sqlx::Result<Vec<Verdict>> {
-    let waiting = events::take_waiting(tx, names).await?;
-    let mut items = rounds::fold(&waiting);
+/// Settles again what waits for an order that now exists, inside the transaction that made it. One that cannot be settled
+/// is marked as failed, so that it does not keep its order from being made.
+pub(crate) async fn settle_waiting(tx: &mut PgTransaction<'_>, names: &[String]) -> sqlx::Result<()> {
+    for waiting in events::take_waiting(tx, names).await? {
+        let mut alone = Connection::begin(&mut **tx).await?; // a savepoint
+        let Err(error) = drive_again(&mut alone, &waiting).await else {
+            alone.commit().await?;
+            continue;
+        };
+        alone.rollback().await?;
+        if Failure::of(&error) != Failure::Culprit {
+            return Err(error);
+        }
+        let state = error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned();
+        tracing::error!(%error, event_id = waiting.event_id, "a waiting event cannot be settled; it is stored as failed");
+        events::fail_waiting(tx, &waiting, &format!("SQLSTATE {state}")).await?;
+    }
+    Ok(())
+}
+
+async fn drive_again(tx: &mut PgTransaction<'_>, waiting: &events::Waiting) -> sqlx::Result<()> {
+    let delivery = waiting.delivery()?;
+    let mut items = rounds::fold(std::slice::from_ref(&delivery));
     for item in &mut items {
         item.deliveries = 0;
     }
-    settle_items(tx, waiting.len(), items).await
+    settle_items(tx, 1, items).await?;
+    Ok(())
 }
 
 /// Takes the advisory locks of references, in the order given (sort them first).
@@ -127,7 +148,7 @@ async fn settle_items(tx: &mut PgTransaction<'_>, size: usize, mut items: Vec<It
 fn note(fact: &Fact) -> Note<'_> {
     let (outcome, reason) = match fact {
         Fact::Payment { .. } => (Outcome::Ignored, "it names no order, and its payment is not known"),
-        Fact::Deferred { .. } => (Outcome::Deferred, "refunds and disputes are acted on by a later release"),
+        Fact::Deferred { .. } => (Outcome::Deferred, "refunds, disputes and part payments are acted on by a later release"),
         Fact::Ignored { reason } => (Outcome::Ignored, reason.as_str()),
         Fact::Unreadable { reason } => (Outcome::Unreadable, reason.as_str()),
     };

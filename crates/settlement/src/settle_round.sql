@@ -22,14 +22,13 @@ WITH input AS MATERIALIZED (
     FROM named ORDER BY provider, account, event_id
     ON CONFLICT (provider, account, event_id) DO UPDATE SET
         deliveries = w.deliveries + excluded.deliveries,
-        differing = w.differing + (excluded.deliveries > 0 AND w.body <> excluded.body)::integer,
-        differing_body = CASE WHEN excluded.deliveries > 0 AND w.body <> excluded.body THEN excluded.body ELSE w.differing_body END,
+        differing = w.differing + (excluded.deliveries > 0 AND w.body <> excluded.body)::integer + excluded.differing,
+        differing_body = CASE WHEN excluded.deliveries > 0 AND w.body <> excluded.body THEN excluded.body ELSE COALESCE(excluded.differing_body, w.differing_body) END,
         processed_at = CASE WHEN w.outcome IN ('waiting', 'failed') AND (excluded.deliveries = 0 OR w.body = excluded.body) THEN now() ELSE w.processed_at END,
         processed_in = CASE WHEN w.outcome IN ('waiting', 'failed') AND (excluded.deliveries = 0 OR w.body = excluded.body) THEN pg_current_xact_id() ELSE w.processed_in END,
         waits_for = CASE WHEN w.outcome = 'waiting' AND (excluded.deliveries = 0 OR w.body = excluded.body) THEN NULL ELSE w.waits_for END,
         outcome = CASE WHEN w.outcome IN ('waiting', 'failed') AND (excluded.deliveries = 0 OR w.body = excluded.body) THEN 'applied' ELSE w.outcome END
-    RETURNING provider, account, event_id, outcome, w.processed_in = pg_current_xact_id() AS fresh,
-        w.deliveries > 1 AND w.differing_body IS NOT NULL AS differs
+    RETURNING provider, account, event_id, outcome, w.processed_in = pg_current_xact_id() AS fresh, w.body
 ), paid AS (
     INSERT INTO payments AS p (provider, account, payment_id, order_id, status, disposition, amount_minor, currency)
     SELECT n.provider, n.payment_account, n.payment_id, n.order_id, n.payment_status,
@@ -77,7 +76,7 @@ WITH input AS MATERIALIZED (
 )
 SELECT CASE WHEN n.n IS NULL THEN EXISTS (SELECT FROM orders o WHERE o.id = i.order_id) ELSE true END AS "order_exists!",
     n.order_status AS "order_status?", n.order_currency AS "order_currency?",
-    n.without_email AS "order_without_email?", e.fresh AS "fresh?", e.outcome AS "outcome?", e.differs AS "differs?",
+    n.without_email AS "order_without_email?", e.fresh AS "fresh?", e.outcome AS "outcome?", n.deliveries > 0 AND (e.body <> n.body OR n.differing_body IS NOT NULL) AS "differs?",
     p.order_id AS "payment_order?", p.status AS "payment_status?", p.disposition AS "payment_disposition?", u.status AS "order_became?"
 FROM input i
 LEFT JOIN named n ON n.n = i.n

@@ -29,6 +29,7 @@ async fn every_answer_is_as_documented_and_refusals_are_problem_documents() {
     assert_eq!(status(signed(&shop, "/webhooks/nobody", &body)).await, 404);
     assert_eq!(status(signed(&shop, "/webhooks/square", &body)).await, 404, "a provider without secrets is off");
     assert_eq!(status(signed(&shop, "/nowhere", &body)).await, 404);
+    assert_eq!(status(signed(&shop, "/webhooks/%FF", &body)).await, 404);
     for method in [Method::GET, Method::HEAD, Method::PUT] {
         let refused = shop.client.request(method, &hook).send().await.unwrap();
         assert_eq!((refused.status().as_u16(), refused.headers()["allow"].to_str().unwrap()), (405, "POST"));

@@ -88,3 +88,17 @@ async fn orders_and_their_events_made_at_the_same_instant_over_http_all_end_paid
     until("all paid", 5, 200, async || stage.count("SELECT count(*) FROM orders WHERE status = 'paid'").await).await;
     assert_eq!(stage.count("SELECT count(*) FROM outbox").await, 200);
 }
+
+#[tokio::test]
+async fn a_waiting_event_that_cannot_be_settled_does_not_keep_its_order_from_being_made() {
+    let stage = Stage::with_schema().await;
+    let (_ingest, shop) = Fleet::on(&stage).ingest().await;
+    for intent in ["pi_poison", "pi_good"] {
+        assert_eq!(shop.stripe(&stripe_event("payment_intent.succeeded", "early", intent, &json!({}))).await, (200, "waiting".into()));
+    }
+    stage.execute("ALTER TABLE payments ADD CONSTRAINT no_poison CHECK (payment_id <> 'pi_poison')").await;
+    let made = shop.post_order(&order("early"), None).await;
+    assert_eq!(made.status(), 201);
+    assert_eq!(made.json::<Value>().await.unwrap()["status"], "paid", "the other event pays it");
+    assert_eq!(stage.count("SELECT count(*) FROM webhook_events WHERE outcome = 'failed' AND last_error = 'SQLSTATE 23514'").await, 1);
+}

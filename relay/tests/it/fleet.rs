@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use counterfoil_tests::{Fleet, Stage, until};
+use counterfoil_tests::{Fleet, Proxy, Stage, until};
 
 use crate::support::{rows, states};
 
@@ -122,4 +122,21 @@ async fn sigterm_commits_the_batch_in_hand_and_ends_with_0() {
     let (_, _, published) = states(&pool).await;
     let (messages, events) = distinct(&stage, "counterfoil.ledger").await;
     assert_eq!((messages, events), (usize::try_from(published).unwrap(), messages), "what went out is marked, and nothing went out twice");
+}
+
+#[tokio::test]
+async fn a_database_that_falls_silent_without_closing_anything_is_noticed_and_everything_goes_on_by_itself() {
+    let stage = Stage::new().await;
+    let pool = stage.pool();
+    let address = stage.database_url.split('@').nth(1).unwrap().split('/').next().unwrap().to_owned();
+    let proxy = Proxy::start(&address).await;
+    let through = Stage { database_url: stage.database_url.replace(&address, &proxy.address), ..stage.clone() };
+    let relay = Fleet::on(&through).with("COUNTERFOIL_RELAY_CONFIRM_DEADLINE_S", "2").relay().ready().await;
+    proxy.silence(true);
+    until("it is noticed", 30, true, async || relay.readyz().await.is_some_and(|(status, report)| status == 503 && report.contains("does not answer"))).await;
+    until("the listener notices its own death", 30, true, async || relay.logged().contains("the listener connects anew")).await;
+    rows(&pool, "order.paid", 20).await;
+    proxy.silence(false); // what was swallowed stays swallowed: its connections are dead, and nobody closes them
+    until("all are published", 60, (0, 0, 20), async || states(&pool).await).await;
+    until("ready again", 30, Some(200), async || relay.readyz().await.map(|(status, _)| status)).await;
 }

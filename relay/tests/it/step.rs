@@ -1,7 +1,7 @@
 //! `drain_once`, step by step.
 
-use counterfoil_broker::lapin::options::QueueBindOptions;
-use counterfoil_broker::lapin::types::FieldTable;
+use counterfoil_broker::lapin::options::{QueueBindOptions, QueueDeclareOptions};
+use counterfoil_broker::lapin::types::{AMQPValue, FieldTable};
 use counterfoil_broker::topology::EVENTS;
 use counterfoil_relay::Drained;
 use counterfoil_tests::Stage;
@@ -116,4 +116,24 @@ async fn rows_that_commit_late_below_the_mark_are_found_by_the_next_sweep() {
         states(&pool).await
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_row_that_a_full_queue_refuses_is_put_off_and_uses_no_attempt() {
+    let stage = Stage::new().await;
+    let (pool, link) = (stage.pool(), link(&stage).await);
+    let channel = link.channel().await.unwrap();
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(1));
+    arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+    channel.queue_declare("full".into(), QueueDeclareOptions::durable(), arguments).await.unwrap();
+    channel.queue_bind("full".into(), EVENTS.into(), "refused.topic".into(), QueueBindOptions::default(), FieldTable::default()).await.unwrap();
+    rows(&pool, "refused.topic", 1).await;
+    let drainer = drainer(&pool, 256);
+    assert_eq!(step(&drainer, &link).await.confirmed, 1, "the first fills it");
+    rows(&pool, "refused.topic", 2).await;
+    assert_eq!(step(&drainer, &link).await, Drained { claimed: 2, refused: 2, ..Drained::default() });
+    let (attempts, deferrals): (i64, i64) =
+        sqlx::query_as("SELECT sum(attempts), sum(deferrals) FROM outbox WHERE published_at IS NULL").fetch_one(&pool).await.unwrap();
+    assert_eq!((attempts, deferrals), (0, 2));
 }

@@ -121,6 +121,8 @@ fn each_tables_name_stands_in_one_crate_tests_and_settlements_statement_apart() 
         ("ledger_entries", "crates/ledger"),
         ("ledger_lines", "crates/ledger"),
         ("webhook_events", "crates/settlement"),
+        ("orders", "crates/settlement"),
+        ("payments", "crates/settlement"),
         ("idempotency_keys", "crates/settlement"),
         ("deployment", "crates/chassis"),
     ];

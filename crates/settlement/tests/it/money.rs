@@ -1,13 +1,13 @@
 //! Whose money it is, and whether it fits.
 
 use counterfoil_payments::{Contact, Fact, News, OrderId, OrderKey};
-use counterfoil_settlement::{Delivery, Outcome, Settled, Verdict};
+use counterfoil_settlement::{Delivery, Outcome, Settled, Verdict, create};
 use counterfoil_tests::Stage;
 use serde_json::Value;
 use sqlx::PgPool;
 use uuid::Uuid;
 
-use crate::support::{delivery, disposition, news, order, outcome, outcomes, settled, status, topics};
+use crate::support::{delivery, disposition, new_order, news, order, outcome, outcomes, settled, settled_or_waiting, status, topics};
 
 fn for_order(order: Uuid, payment: &str, amount_minor: i64, currency: &str) -> Delivery {
     delivery(News::Captured, Some(OrderKey::Id(OrderId(order))), payment, amount_minor, currency)
@@ -153,4 +153,32 @@ async fn events_that_touch_no_order_are_stored_with_their_outcome() {
     assert_eq!(outcome(&settled(&pool, &[news(News::Pending, id, "pi_known")]).await[0]), Outcome::Applied);
     assert_eq!(outcomes(&pool, &[delivery(News::Captured, None, "pi_known", 1099, "EUR")]).await, [Outcome::Applied]);
     assert_eq!(status(&pool, id).await, "paid");
+}
+
+#[tokio::test]
+async fn a_differing_copy_is_counted_once_wherever_it_stands_and_later_equal_copies_do_not_differ() {
+    let pool = Stage::with_schema().await.pool();
+    let id = order(&pool).await;
+    let first = news(News::Pending, id, "pi_1");
+    let other = Delivery { body: b"other".to_vec(), ..first.clone() };
+    settled(&pool, std::slice::from_ref(&first)).await;
+    let differs = |verdict: &Verdict| matches!(verdict, Verdict::Settled(Settled { differs: true, .. }));
+    assert!(settled(&pool, &[first.clone(), other.clone()]).await.iter().any(differs), "behind an equal copy in its batch");
+    let (differing, kept): (i64, Vec<u8>) = sqlx::query_as("SELECT differing, differing_body FROM webhook_events").fetch_one(&pool).await.unwrap();
+    assert_eq!((differing, kept), (1, other.body));
+    assert!(!settled(&pool, &[first]).await.iter().any(differs));
+}
+
+#[tokio::test]
+async fn a_failed_event_delivered_again_before_its_order_exists_waits_for_it() {
+    let pool = Stage::with_schema().await.pool();
+    let event = delivery(News::Captured, OrderKey::read("later"), "pi_1", 1099, "EUR");
+    let mut tx = pool.begin().await.unwrap();
+    counterfoil_settlement::store_failed(&mut tx, &event, "SQLSTATE XX000").await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(outcome(&settled_or_waiting(&pool, &event).await), Outcome::Waiting);
+    let mut tx = pool.begin().await.unwrap();
+    let made = create(&mut tx, &new_order("later")).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(made.status, "paid");
 }
