@@ -49,7 +49,7 @@ pub(crate) async fn store(tx: &mut PgTransaction<'_>, items: &[(&Item<'_>, Note<
                 reason = CASE WHEN w.outcome = 'failed' AND w.body = excluded.body THEN excluded.reason ELSE w.reason END,
                 waits_for = CASE WHEN w.outcome = 'failed' AND w.body = excluded.body THEN excluded.waits_for ELSE w.waits_for END,
                 fact = CASE WHEN w.outcome = 'failed' AND w.body = excluded.body THEN excluded.fact ELSE w.fact END
-            RETURNING provider, account, event_id, outcome, w.processed_in = pg_current_xact_id() AS fresh, w.body
+            RETURNING provider, account, event_id, outcome, w.processed_in IS NOT DISTINCT FROM pg_current_xact_id() AS fresh, w.body
         )
         SELECT s.outcome, s.fresh AS "fresh!", (s.body <> i.body OR i.differing_body IS NOT NULL) AS "differs!" FROM input i JOIN stored s USING (provider, account, event_id) ORDER BY i.n"#,
         &column(&|d| d.provider.name().to_owned()), &column(&|d| d.account.clone()), &column(&|d| d.event_id.clone()),

@@ -28,7 +28,7 @@ WITH input AS MATERIALIZED (
         processed_in = CASE WHEN w.outcome IN ('waiting', 'failed') AND (excluded.deliveries = 0 OR w.body = excluded.body) THEN pg_current_xact_id() ELSE w.processed_in END,
         waits_for = CASE WHEN w.outcome = 'waiting' AND (excluded.deliveries = 0 OR w.body = excluded.body) THEN NULL ELSE w.waits_for END,
         outcome = CASE WHEN w.outcome IN ('waiting', 'failed') AND (excluded.deliveries = 0 OR w.body = excluded.body) THEN 'applied' ELSE w.outcome END
-    RETURNING provider, account, event_id, outcome, w.processed_in = pg_current_xact_id() AS fresh, w.body
+    RETURNING provider, account, event_id, outcome, w.processed_in IS NOT DISTINCT FROM pg_current_xact_id() AS fresh, w.body
 ), paid AS (
     INSERT INTO payments AS p (provider, account, payment_id, order_id, status, disposition, amount_minor, currency)
     SELECT n.provider, n.payment_account, n.payment_id, n.order_id, n.payment_status,
