@@ -155,3 +155,13 @@ fn the_schema_version_that_the_relay_writes_is_the_one_that_consumers_read() {
     let wanted = format!("const SCHEMA_VERSION: u32 = {};", counterfoil_payments::event::SCHEMA_VERSION);
     assert!(read("relay/src/message.rs").contains(&wanted));
 }
+
+#[test]
+fn every_relative_link_of_a_document_leads_somewhere() {
+    for path in files(".md") {
+        let folder = root().join(&path).parent().unwrap().to_owned();
+        for link in read(&path).split("](").skip(1).filter_map(|rest| rest.split(')').next()).filter(|link| !link.contains("://") && !link.starts_with('#')) {
+            assert!(folder.join(link).exists(), "{path} links {link}");
+        }
+    }
+}
