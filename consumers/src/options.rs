@@ -35,7 +35,7 @@ pub struct Options {
     /// percent-encoded. Also _FILE.
     #[arg(long, env = "COUNTERFOIL_SMTP_URL", hide_env_values = true)]
     smtp_url: Option<String>,
-    /// email: the sender, as address or "Name <address>".
+    /// email: the sender, as `address` or `Name <address>`.
     #[arg(long, env = "COUNTERFOIL_MAIL_FROM")]
     mail_from: Option<String>,
     /// crm: webhook (JSON to COUNTERFOIL_CRM_URL, upserted by external_id) or hubspot (contact batch upsert by e-mail).

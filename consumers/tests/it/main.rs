@@ -7,3 +7,4 @@ mod ladder;
 mod ledger;
 mod panics;
 mod support;
+mod tls;

@@ -90,7 +90,7 @@ pub struct Settled {
     pub paid: Option<Uuid>,
 }
 
-/// What [`crate::settle`] says of one delivery.
+/// What [`crate::settle()`] says of one delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// It is stored, once the transaction commits.

@@ -1,6 +1,6 @@
 //! What a fact does to an order: `webhook_events`, `orders`, `payments` and `idempotency_keys`.
 //!
-//! [`settle`] takes a batch of deliveries in one transaction. Its happy path is one statement for each round
+//! [`settle()`] takes a batch of deliveries in one transaction. Its happy path is one statement for each round
 //! ([`statement`]); what that leaves over is classified afterwards ([`classify`]).
 
 #![warn(clippy::float_arithmetic)] // money is integers

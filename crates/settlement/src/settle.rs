@@ -24,7 +24,7 @@ pub async fn settle(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::Res
     settle_items(tx, batch.len(), rounds::fold(batch)).await
 }
 
-/// Waits for the rows of `orders`, in id order, so that a following [`settle`] finds them free. Bound it by `lock_timeout`.
+/// Waits for the rows of `orders`, in id order, so that a following [`settle()`] finds them free. Bound it by `lock_timeout`.
 ///
 /// # Errors
 /// When a statement fails, 55P03 among them.

@@ -105,6 +105,13 @@ fn source_files_open_with_their_purpose_and_stay_within_their_budgets() {
 }
 
 #[test]
+fn sql_is_text_in_the_source_tests_apart() {
+    for path in files(".rs").into_iter().filter(|path| !path.contains("tests/") && !path.starts_with("bench/")) {
+        assert!(!read(&path).contains("AssertSqlSafe"), "{path} builds SQL: bind values instead");
+    }
+}
+
+#[test]
 fn no_path_has_a_word_that_says_nothing() {
     for path in files("") {
         for word in Path::new(&path).iter().flat_map(|part| part.to_str().unwrap().split(['.', '_', '-'])) {

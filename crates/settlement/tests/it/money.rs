@@ -109,7 +109,7 @@ async fn a_copy_with_another_body_is_counted_and_the_first_stays_in_force() {
     let id = order(&pool).await;
     let first = news(News::Pending, id, "pi_1");
     let other = Delivery { body: b"other".to_vec(), ..Delivery { event_id: first.event_id.clone(), ..news(News::Captured, id, "pi_1") } };
-    assert_eq!(outcomes(&pool, &[first.clone()]).await, [Outcome::Applied]);
+    assert_eq!(outcomes(&pool, std::slice::from_ref(&first)).await, [Outcome::Applied]);
     let verdict = settled(&pool, &[other]).await.remove(0);
     assert_eq!(verdict, Verdict::Settled(Settled { outcome: Outcome::Applied, duplicate: true, differs: true, paid: None }));
     assert_eq!(status(&pool, id).await, "payment_pending");
