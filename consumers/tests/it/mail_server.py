@@ -14,7 +14,7 @@ context.load_cert_chain(certificate, key)
 
 
 def authenticate(server, session, envelope, mechanism, login):
-    return AuthResult(success=(login.login, login.password) == (b"shop@example.com", b"p@ss word"))
+    return AuthResult(success=(login.login, login.password) == (b"shop@example.com", b"p@ss word"), handled=False)
 
 
 options = {"tls_context": context, "require_starttls": True} if mode == "starttls" else {"ssl_context": context, "auth_require_tls": False}
