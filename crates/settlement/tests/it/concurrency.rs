@@ -1,4 +1,4 @@
-//! Many at once: no deadlock, no lost event, nothing twice. Each of these fails with the naive code.
+//! Many at once: no deadlock, no lost event, nothing twice.
 
 use std::sync::Arc;
 
