@@ -1,6 +1,6 @@
 //! Settlement's statement: the one place that writes several tables at once.
 //!
-//! Rules it keeps, each shown by a test in `tests/it`:
+//! Rules it keeps:
 //! - It opens with a materialised lock of the orders in id order, on which every other part depends; without that,
 //!   data-modifying CTEs lock in the plan's order and deadlock. `NO KEY`, since `FOR UPDATE` deadlocks with the
 //!   payments' foreign key; `SKIP LOCKED`, since this lane never waits for a row.

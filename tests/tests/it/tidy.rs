@@ -92,14 +92,16 @@ fn read(path: &str) -> String {
 
 #[test]
 fn source_files_open_with_their_purpose_and_stay_within_their_budgets() {
+    // In two halves, so that this file does not hold what it looks for.
+    let unfinished = [["TO", "DO"], ["FIX", "ME"], ["todo", "!("], ["unimplemented", "!("], ["#[", "ignore"]].map(|halves| halves.concat());
     for path in files(".rs") {
         let text = read(&path);
         assert!(text.starts_with("//! "), "{path} does not say what it is for");
         let production = !path.contains("tests/");
         assert!(!production || text.lines().count() <= 400, "{path} has more than 400 lines");
         assert!(!path.ends_with("main.rs") || !production || text.lines().count() <= 25, "{path} is more than a thin main");
-        for banned in ["TODO", "FIXME", "todo!(", "unimplemented!(", "#[ignore"] {
-            assert!(path.ends_with("tidy.rs") || !text.contains(banned), "{path} holds {banned}");
+        for banned in &unfinished {
+            assert!(!text.contains(banned), "{path} holds {banned}");
         }
     }
 }
