@@ -4,6 +4,7 @@ pub mod crm;
 pub mod email;
 pub mod ledger;
 mod options;
+pub mod refunds;
 pub mod runner;
 
 use std::sync::Arc;
@@ -42,6 +43,10 @@ pub async fn run(settings: Settings, process: Process) -> anyhow::Result<()> {
     match settings.which {
         Which::Ledger => runner.run(Arc::new(InDatabase::new(ledger::Ledger, pool, settings.prefetch))).await,
         Which::Email(email) => runner.run(Arc::new(Outside::new(email, pool, settings.concurrency, process.clone()))).await,
+        Which::Refunds(apis, policies) => {
+            let refunds = refunds::Refunds::new(apis, policies, pool.clone());
+            runner.run(Arc::new(Outside::new(refunds, pool, settings.concurrency, process.clone()))).await;
+        }
         Which::Crm(crm) => {
             let crm = crm::Crm::new(crm, pool.clone())?;
             runner.run(Arc::new(Outside::new(crm, pool, settings.concurrency, process.clone()))).await;

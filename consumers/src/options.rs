@@ -3,15 +3,18 @@
 use counterfoil_broker::{Rung, topology};
 use counterfoil_chassis::{Common, Configure, Problems};
 
+use counterfoil_providers::{ApiOptions, Apis};
+
 use crate::crm::CrmSettings;
 use crate::email::Email;
+use crate::refunds::{Policies, Policy};
 
-/// Turns events into effects: one receipt, one CRM contact, one ledger entry. Run as many of each as you like.
+/// Turns events into effects: one receipt, one CRM contact, one ledger entry, one refund. Run as many of each as you like.
 #[derive(Debug, clap::Parser)]
 #[command(name = "counterfoil-consumers", version)]
 pub struct Options {
     /// Which consumer to run.
-    #[arg(value_parser = ["email", "crm", "ledger"])]
+    #[arg(value_parser = ["email", "crm", "ledger", "refunds"])]
     consumer: String,
     /// PostgreSQL, as postgres://user:password@host:port/database. Also _FILE.
     #[arg(long, env = "COUNTERFOIL_DATABASE_URL", hide_env_values = true)]
@@ -22,7 +25,7 @@ pub struct Options {
     /// The retry ladder that counterfoil-migrate has brought: delays, shortest first. Attempts are one more.
     #[arg(long, env = "COUNTERFOIL_RETRY_RUNGS", default_value = "5s,15s,1m,4m,15m,1h")]
     retry_rungs: String,
-    /// Events handled at once (email, crm): each waits for the other side, so a few in parallel hide its latency, and
+    /// Events handled at once (email, crm, refunds): each waits for the other side, so a few in parallel hide its latency, and
     /// few enough that a slow server is not flooded. The ledger takes whole batches, one after the other.
     #[arg(long, env = "COUNTERFOIL_CONCURRENCY", default_value = "8")]
     concurrency: String,
@@ -47,6 +50,19 @@ pub struct Options {
     /// crm: bearer token. Required for hubspot. Also _FILE.
     #[arg(long, env = "COUNTERFOIL_CRM_TOKEN", hide_env_values = true)]
     crm_token: Option<String>,
+    /// refunds: a second payment of a paid order: `refund`, once both payments were read from their provider and found captured,
+    /// distinct and of this order; or `hold`, until a person decides.
+    #[arg(long, env = "COUNTERFOIL_POLICY_EXTRA", default_value = "refund")]
+    policy_extra: String,
+    /// refunds: a payment of an order that was cancelled or has expired: refund or hold.
+    #[arg(long, env = "COUNTERFOIL_POLICY_LATE", default_value = "hold")]
+    policy_late: String,
+    /// refunds: a payment of another amount or currency than its order's: refund or hold. Hold, where payments are captured in
+    /// parts: the first part would go back.
+    #[arg(long, env = "COUNTERFOIL_POLICY_MISMATCH", default_value = "hold")]
+    policy_mismatch: String,
+    #[command(flatten)]
+    apis: ApiOptions,
     #[command(flatten)]
     common: Common,
 }
@@ -60,6 +76,8 @@ pub enum Which {
     Email(Email),
     /// Contacts.
     Crm(CrmSettings),
+    /// Money that goes back.
+    Refunds(Apis, Policies),
 }
 
 /// Proven options.
@@ -97,6 +115,7 @@ impl Configure for Options {
         let which = match self.consumer.as_str() {
             "ledger" => Some(Which::Ledger),
             "email" => self.email(problems).map(Which::Email),
+            "refunds" => self.refunds(problems),
             _ => CrmSettings::read(problems, &self.crm_kind, self.crm_url.as_ref(), self.crm_token.as_ref()).map(Which::Crm),
         };
         let (concurrency, prefetch) = (concurrency?, u16::try_from(prefetch?).ok()?);
@@ -105,6 +124,22 @@ impl Configure for Options {
 }
 
 impl Options {
+    fn refunds(&self, problems: &mut Problems) -> Option<Which> {
+        let mut policy = |variable: &str, text: &str| match text {
+            "refund" => Some(Policy::Refund),
+            "hold" => Some(Policy::Hold),
+            _ => {
+                problems.note(variable, "must be refund or hold");
+                None
+            }
+        };
+        let extra = policy("COUNTERFOIL_POLICY_EXTRA", &self.policy_extra);
+        let late = policy("COUNTERFOIL_POLICY_LATE", &self.policy_late);
+        let mismatch = policy("COUNTERFOIL_POLICY_MISMATCH", &self.policy_mismatch);
+        let apis = self.apis.apis(|variable, why| problems.note(variable, why));
+        Some(Which::Refunds(apis, Policies { extra: extra?, late: late?, mismatch: mismatch? }))
+    }
+
     fn email(&self, problems: &mut Problems) -> Option<Email> {
         let url = problems.required("COUNTERFOIL_SMTP_URL", self.smtp_url.as_ref());
         let from = problems.required("COUNTERFOIL_MAIL_FROM", self.mail_from.as_ref()).and_then(|from| problems.parsed("COUNTERFOIL_MAIL_FROM", &from));

@@ -95,8 +95,10 @@ fn lane_hash(delivery: &Delivery) -> u64 {
     let mut hasher = DefaultHasher::new();
     match &delivery.fact {
         Fact::Payment { order: Some(order), .. } => order.hash(&mut hasher),
-        Fact::Payment { payment, .. } => payment.hash(&mut hasher),
-        Fact::Deferred { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => delivery.event_id.hash(&mut hasher),
+        Fact::Payment { payment, .. } | Fact::Refund { payment, .. } | Fact::RefundsReported { payment, .. } | Fact::Dispute { payment, .. } => {
+            payment.hash(&mut hasher);
+        }
+        Fact::Ignored { .. } | Fact::Unreadable { .. } => delivery.event_id.hash(&mut hasher),
     }
     hasher.finish()
 }

@@ -5,9 +5,12 @@
 
 mod answers;
 mod api;
+mod keyed;
 mod lanes;
 mod new_order;
 mod options;
+mod refunds;
+mod returns;
 mod server;
 mod slow;
 mod tokens;
@@ -31,6 +34,10 @@ pub(crate) struct Ingest {
     pub(crate) providers: Vec<Box<dyn counterfoil_providers::Adapter>>,
     pub(crate) mode: counterfoil_providers::Mode,
     pub(crate) tokens: tokens::Tokens,
+    /// Providers that can be asked.
+    pub(crate) apis: counterfoil_providers::Apis,
+    /// Verifies what a browser brings back from Razorpay.
+    pub(crate) razorpay_return: Option<counterfoil_providers::Secret>,
     pub(crate) lanes: lanes::Lanes,
     pub(crate) api_pool: PgPool,
     pub(crate) wake: Arc<wake::Wake>,
@@ -88,8 +95,17 @@ pub async fn run(settings: Settings, process: Process) -> anyhow::Result<()> {
     process.readiness.fails("database", "not asked yet");
     tracker.spawn(postgres::watch(api_pool.clone(), process.clone()));
     tracker.spawn(wake::send(settings.database_url, Arc::clone(&wake), process.shutdown.clone()));
-    let ingest =
-        Arc::new(Ingest { providers: settings.providers, mode: settings.mode, tokens: settings.tokens, lanes, api_pool, wake, tracker: tracker.clone() });
+    let ingest = Arc::new(Ingest {
+        providers: settings.providers,
+        mode: settings.mode,
+        tokens: settings.tokens,
+        apis: settings.apis,
+        razorpay_return: settings.razorpay_return,
+        lanes,
+        api_pool,
+        wake,
+        tracker: tracker.clone(),
+    });
     server::serve(listener, api::router(ingest), &process.shutdown).await;
     tracker.close(); // the last handler has dropped the lanes' senders, so the committers end when their queues are empty
     tracker.wait().await;

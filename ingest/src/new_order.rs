@@ -1,7 +1,7 @@
 //! Reads the body of `POST /orders`: every field proven, every problem named with its field.
 
 use counterfoil_payments::event::{Customer, Line};
-use counterfoil_payments::{Currency, Money, Reference};
+use counterfoil_payments::{Currency, Money, PaymentKey, Provider, Reference};
 use counterfoil_settlement::NewOrder;
 use serde_json::{Map, Value, json};
 
@@ -10,6 +10,9 @@ const LINES_MAX: usize = 500;
 
 /// Longest name or description, in characters.
 const TEXT_CHARS_MAX: usize = 2000;
+
+/// Longest id of a checkout session, in bytes.
+const SESSION_BYTES_MAX: usize = 255;
 
 /// Longest e-mail address, in characters (RFC 5321, 4.5.3.1.3, less the brackets).
 const EMAIL_CHARS_MAX: usize = 254;
@@ -77,11 +80,32 @@ pub(crate) fn read(body: &Value) -> Result<NewOrder, FieldProblems> {
             None
         }
     };
+    let expires_in_s = object.get("expires_in_s").filter(|value| !value.is_null()).and_then(|_| fields.integer("expires_in_s", 1, None));
+    let session = match object.get("session") {
+        None | Some(Value::Null) => None,
+        Some(session) => read_session(session).map_err(|more| fields.problems.extend(more)).ok(),
+    };
     let lines = read_lines(object.get("lines"), &mut problems);
     match (reference, amount_minor, currency, customer) {
         (Some(reference), Some(amount_minor), Some(currency), Some(customer)) if problems.is_empty() => {
-            Ok(NewOrder { reference, money: Money::new(amount_minor, currency), customer, lines: json!(lines) })
+            let money = Money::new(amount_minor, currency);
+            Ok(NewOrder { reference, money, customer, lines: json!(lines), expires_in_s, session, made_by: None })
         }
+        _ => Err(problems),
+    }
+}
+
+/// Reads a checkout session: `{"provider", "id", "account"?}`.
+pub(crate) fn read_session(body: &Value) -> Result<PaymentKey, FieldProblems> {
+    let mut problems = Vec::new();
+    let Some(object) = body.as_object() else { return Err(vec![json!({ "field": "session", "problem": "must be an object with provider and id" })]) };
+    let mut fields = Fields { object, prefix: "session.".into(), problems: &mut problems };
+    let provider: Option<Provider> = fields.parsed("provider");
+    let payment_id = fields.text("id", true).filter(|id| id.len() <= SESSION_BYTES_MAX);
+    let account = fields.text("account", false).unwrap_or_default();
+    match (provider, payment_id) {
+        (Some(provider), Some(payment_id)) if problems.is_empty() => Ok(PaymentKey { provider, account, payment_id }),
+        _ if problems.is_empty() => Err(vec![json!({ "field": "session.id", "problem": format!("must have at most {SESSION_BYTES_MAX} bytes") })]),
         _ => Err(problems),
     }
 }

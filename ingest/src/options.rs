@@ -3,12 +3,12 @@
 use std::net::SocketAddr;
 
 use counterfoil_chassis::{Common, Configure, Problems};
-use counterfoil_providers::{Adapter, BadSecret, Mode, Razorpay, Secret, Square, Standard, Stripe, secrets};
+use counterfoil_providers::{Adapter, ApiOptions, Apis, BadSecret, Mode, Razorpay, Secret, Square, Standard, Stripe, secrets};
 
 use crate::tokens::Tokens;
 
-/// Takes providers' webhooks (POST /webhooks/{stripe,razorpay,square,standard}) and the shop's orders (POST /orders,
-/// GET /orders/{id or reference}). A delivery answered 2xx is durable; anything else the provider sends again.
+/// Takes providers' webhooks (POST /webhooks/{stripe,razorpay,square,standard}) and the shop's orders: POST /orders,
+/// GET /orders/{id or reference}, and below it POST cancel, refunds, session, return. A delivery answered 2xx is durable; anything else the provider sends again.
 #[derive(Debug, clap::Parser)]
 #[command(name = "counterfoil-ingest", version)]
 pub struct Options {
@@ -41,6 +41,8 @@ pub struct Options {
     #[arg(long, env = "COUNTERFOIL_STANDARD_SECRETS", hide_env_values = true)]
     standard_secrets: Option<String>,
     #[command(flatten)]
+    apis: ApiOptions,
+    #[command(flatten)]
     common: Common,
 }
 
@@ -57,6 +59,10 @@ pub struct Settings {
     pub tokens: Tokens,
     /// The providers that are on.
     pub providers: Vec<Box<dyn Adapter>>,
+    /// The providers that can be asked.
+    pub apis: Apis,
+    /// Verifies what a browser brings back from Razorpay.
+    pub razorpay_return: Option<Secret>,
 }
 
 impl Configure for Options {
@@ -80,7 +86,9 @@ impl Configure for Options {
         });
         let tokens = Tokens::read(self.api_tokens.as_deref().unwrap_or_default()).map_err(|why| problems.note("COUNTERFOIL_API_TOKENS", why)).ok();
         let providers = self.providers(problems);
-        Some(Settings { database_url: database_url?, listen: listen?, mode: mode?, tokens: tokens?, providers })
+        let apis = self.apis.apis(|variable, why| problems.note(variable, why));
+        let razorpay_return = self.apis.razorpay_return_secret();
+        Some(Settings { database_url: database_url?, listen: listen?, mode: mode?, tokens: tokens?, providers, apis, razorpay_return })
     }
 }
 

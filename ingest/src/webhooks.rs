@@ -12,7 +12,7 @@ use bytes::Bytes;
 use counterfoil_chassis::TraceParent;
 use counterfoil_payments::Provider;
 use counterfoil_providers::{Adapter, Rejected};
-use counterfoil_settlement::{Delivery, Settled};
+use counterfoil_settlement::{Delivery, LATE_AFTER_SECONDS, Settled};
 use http_body_util::BodyExt;
 use serde_json::json;
 use time::OffsetDateTime;
@@ -118,6 +118,11 @@ fn authentic(ingest: &Ingest, adapter: &dyn Adapter, headers: &HeaderMap, body: 
     let position = adapter.verify(headers, body, now).map_err(|rejected| refuse(provider, rejected))?;
     metrics::gauge!("counterfoil_last_delivery_timestamp_seconds", "provider" => provider.name()).set(f64::from(u32::try_from(now).unwrap_or(u32::MAX)));
     let reading = adapter.read(headers, body, ingest.mode);
+    let late = reading.made_at.is_some_and(|made_at| now.saturating_sub(made_at) > LATE_AFTER_SECONDS);
+    if late {
+        metrics::counter!("counterfoil_ingest_late_deliveries_total", "provider" => provider.name()).increment(1);
+        tracing::warn!(provider = provider.name(), event_id = reading.event_id, made_at = reading.made_at, "a delivery came more than 24 hours after its event was made");
+    }
     Ok(Delivery {
         provider,
         account: reading.account,
@@ -126,6 +131,8 @@ fn authentic(ingest: &Ingest, adapter: &dyn Adapter, headers: &HeaderMap, body: 
         event_type: reading.event_type.chars().take(TYPE_CHARS_MAX).collect(),
         body: body.to_vec(),
         secret_position: i32::try_from(position).unwrap_or(i32::MAX),
+        made_at: reading.made_at,
+        late,
         fact: reading.fact,
         traceparent: None,
     })
@@ -137,7 +144,7 @@ fn refuse(provider: Provider, rejected: Rejected) -> Problem {
     Problem::new(StatusCode::UNAUTHORIZED, format!("{rejected}: check that the secret is this endpoint's own, and the clock"))
 }
 
-async fn settle(ingest: &Ingest, delivery: Delivery) -> Result<Settled, Problem> {
+pub(crate) async fn settle(ingest: &Ingest, delivery: Delivery) -> Result<Settled, Problem> {
     let settling = ingest.lanes.submit(delivery).ok_or_else(|| Problem::unavailable("the queue is full"))?;
     match timeout(ANSWER_DEADLINE, settling).await {
         Ok(Ok(Ok(settled))) => Ok(settled),

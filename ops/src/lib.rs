@@ -1,37 +1,76 @@
-//! The on-call's tool: what happened to a payment.
+//! The on-call's and operator's tool: what happened to a payment, what waits for a person, and the work that no message starts.
 
+mod attention;
+mod backfill;
+mod books;
+pub mod housekeep;
 mod options;
+mod reconcile;
 mod trail;
 
+use std::io::Write;
 use std::time::Duration;
 
+use counterfoil_chassis::Process;
 use counterfoil_chassis::postgres::{self, PoolSettings};
+use sqlx::PgPool;
 
-pub use options::{Command, Options, Settings};
+pub use options::{Command, Ledger, Options, Settings};
 pub use trail::{Trail, trail};
 
-/// Runs one command.
+/// A pool for a person, or for housekeeping; `read_only` for those who only look.
+fn pool(url: &str, connections_max: u32, read_only: bool) -> anyhow::Result<PgPool> {
+    let mut session: Vec<(&'static str, String)> = vec![("lock_timeout", "2s".into()), ("idle_in_transaction_session_timeout", "60s".into())];
+    if read_only {
+        session.push(("default_transaction_read_only", "on".into()));
+    } else {
+        session.push(("statement_timeout", "30s".into()));
+    }
+    postgres::pool(url, &PoolSettings { application_name: "counterfoil", connections_max, acquire_timeout: Duration::from_secs(5), session })
+}
+
+/// Writes to standard output.
+fn print(text: std::fmt::Arguments<'_>) -> std::io::Result<()> {
+    std::io::stdout().write_fmt(text)
+}
+
+/// Runs one command that ends by itself.
 ///
 /// # Errors
 /// When the database fails, or nothing matches.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
-    let pool = PoolSettings {
-        application_name: "counterfoil",
-        connections_max: 1,
-        acquire_timeout: Duration::from_secs(5),
-        session: vec![("default_transaction_read_only", "on".into())],
-    };
-    let pool = postgres::pool(&settings.database_url, &pool)?;
+    let url = &settings.database_url;
     match settings.command {
         Command::Trail { id } => {
-            let mut connection = pool.acquire().await?;
-            let trail = trail(&mut connection, &id).await?;
+            let pool = pool(url, 1, true)?;
+            let trail = trail(&mut *pool.acquire().await?, &id).await?;
             anyhow::ensure!(trail.is_some(), "no order has the id or reference {id:?}, and no payment of ours has this id");
             if let Some(trail) = trail {
-                use std::io::Write;
-                write!(std::io::stdout(), "{trail}")?;
+                print(format_args!("{trail}"))?;
             }
+            Ok(())
+        }
+        Command::Attention { limit } => attention::list(&pool(url, 1, true)?, limit).await,
+        Command::Ledger(ledger) => books::run(&pool(url, 1, true)?, ledger).await,
+        Command::Reconcile { dry_run, order, pending_for, limit } => {
+            reconcile::run(&pool(url, 2, false)?, &settings.apis, reconcile::Asked { dry_run, order, pending_for, limit }).await
+        }
+        Command::Backfill { mode, provider, since, from, dry_run } => {
+            backfill::run(&pool(url, 2, false)?, backfill::Asked { mode, provider, since, from, dry_run }).await
+        }
+        Command::Housekeep(..) => anyhow::bail!("housekeep runs until told to stop"),
+    }
+}
+
+/// Runs the command that runs until told to stop.
+///
+/// # Errors
+/// When the configuration cannot work.
+pub async fn stay(settings: Settings, process: Process) -> anyhow::Result<()> {
+    match settings.command {
+        Command::Housekeep(mode, rhythm) => housekeep::run(pool(&settings.database_url, 4, false)?, settings.apis, mode, rhythm, process).await,
+        Command::Trail { .. } | Command::Attention { .. } | Command::Ledger(_) | Command::Reconcile { .. } | Command::Backfill { .. } => {
+            anyhow::bail!("this command ends by itself")
         }
     }
-    Ok(())
 }

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use counterfoil_ops::{Options, Settings, run, stay};
+
 fn main() -> ExitCode {
-    counterfoil_chassis::process::one_shot::<counterfoil_ops::Options, _, _>(counterfoil_ops::run)
+    counterfoil_chassis::process::either::<Options, _, _, _, _>(Settings::long_running, stay, run)
 }

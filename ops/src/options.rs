@@ -1,28 +1,145 @@
 //! The options of `counterfoil`.
 
-use counterfoil_chassis::{Common, Configure, Problems};
+use std::path::PathBuf;
+use std::time::Duration;
 
-/// The on-call's and operator's tool. Looking never changes anything.
+use counterfoil_chassis::{Common, Configure, Problems};
+use counterfoil_payments::Provider;
+use counterfoil_providers::{ApiOptions, Apis, Mode};
+
+use crate::housekeep::{Rhythm, RhythmOptions};
+
+/// The on-call's and operator's tool. Looking never changes anything; what changes something says what it would, with
+/// --dry-run.
 #[derive(Debug, clap::Parser)]
 #[command(name = "counterfoil", version)]
 pub struct Options {
     /// PostgreSQL, as postgres://user:password@host:port/database. Also _FILE.
     #[arg(long, env = "COUNTERFOIL_DATABASE_URL", hide_env_values = true)]
     database_url: Option<String>,
+    /// housekeep, backfill: which events may change orders: live or test.
+    #[arg(long, env = "COUNTERFOIL_MODE")]
+    mode: Option<String>,
+    #[command(flatten)]
+    apis: ApiOptions,
     #[command(subcommand)]
-    command: Command,
+    command: CommandOptions,
     #[command(flatten)]
     common: Common,
 }
 
-/// What to do.
 #[derive(Debug, Clone, clap::Subcommand)]
-pub enum Command {
+enum CommandOptions {
     /// Show the whole chain of one order, missing effects included: deliveries, payments, events, messages, effects, books.
     Trail {
         /// An order's id or reference, or a payment's id.
         id: String,
     },
+    /// List what waits for a person: money without a place, events without an order, refunds and keys that hang, disputes.
+    Attention {
+        /// Entries at the most, oldest first.
+        #[arg(long, default_value_t = 200)]
+        limit: i64,
+    },
+    /// Run until told to stop: the work that no message starts. Run any number of them.
+    ///
+    /// Waiting events whose order has appeared, orders past their deadline, idempotency keys that a crash left in progress,
+    /// reconciliation with the providers, retention, and the comparison of books and payments.
+    Housekeep(RhythmOptions),
+    /// Read orders that have been pending for too long, and refunds in doubt, from their provider, and settle what it says.
+    Reconcile {
+        /// Say what would change, and change nothing.
+        #[arg(long)]
+        dry_run: bool,
+        /// One order alone, by id or reference, due or not.
+        #[arg(long)]
+        order: Option<String>,
+        /// How long an order may be pending before it is asked about, such as 10m.
+        #[arg(long, default_value = "10m", value_parser = span)]
+        pending_for: Duration,
+        /// Orders at the most.
+        #[arg(long, default_value_t = 100)]
+        limit: i64,
+    },
+    /// Record past events of a provider, so that later copies are known. Orders that they paid are marked as paid; nothing is
+    /// announced for what was settled before, and no receipt goes out again. Run again, it goes on where it ended.
+    Backfill {
+        /// Whose events.
+        #[arg(long)]
+        provider: String,
+        /// How far back, such as 30d; older lines are skipped.
+        #[arg(long, default_value = "30d", value_parser = span)]
+        since: Duration,
+        /// The provider's event list, one JSON event a line; - for standard input.
+        #[arg(long)]
+        from: PathBuf,
+        /// Say what would change, and change nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// The books.
+    #[command(subcommand)]
+    Ledger(Ledger),
+}
+
+/// What to do with the books.
+#[derive(Debug, Clone, clap::Subcommand)]
+pub enum Ledger {
+    /// Write them as plain-text accounting, to standard output.
+    Export {
+        /// hledger or beancount.
+        #[arg(long, value_parser = |text: &str| text.parse::<counterfoil_ledger::export::Format>())]
+        format: counterfoil_ledger::export::Format,
+    },
+    /// Compare them with the payments: captured − refunded − charged back, for each order and currency. Fails when they differ.
+    Check {
+        /// Leave out orders that changed in the last so many seconds: their events may be on their way.
+        #[arg(long, default_value_t = 60)]
+        settled_s: i64,
+    },
+}
+
+/// What to do.
+#[derive(Debug, Clone)]
+pub enum Command {
+    /// Show one order's chain.
+    Trail {
+        /// What leads to it.
+        id: String,
+    },
+    /// List what waits for a person.
+    Attention {
+        /// At the most.
+        limit: i64,
+    },
+    /// The long-running part.
+    Housekeep(Mode, Rhythm),
+    /// Ask the providers.
+    Reconcile {
+        /// Change nothing.
+        dry_run: bool,
+        /// One order alone.
+        order: Option<String>,
+        /// Pending for longer than this.
+        pending_for: Duration,
+        /// At the most.
+        limit: i64,
+    },
+    /// Record past events.
+    Backfill {
+        /// Which events may change orders.
+        mode: Mode,
+        /// Whose.
+        provider: Provider,
+        /// How far back.
+        since: Duration,
+        /// Where they stand.
+        from: PathBuf,
+        /// Change nothing.
+        dry_run: bool,
+    },
+    /// The books.
+    Ledger(Ledger),
 }
 
 /// Proven options.
@@ -30,8 +147,33 @@ pub enum Command {
 pub struct Settings {
     /// PostgreSQL.
     pub database_url: String,
+    /// The providers that can be asked.
+    pub apis: Apis,
     /// What to do.
     pub command: Command,
+}
+
+impl Settings {
+    /// Whether the command runs until told to stop.
+    #[must_use]
+    pub fn long_running(&self) -> bool {
+        matches!(self.command, Command::Housekeep(..))
+    }
+}
+
+/// A span of time such as 45s, 10m, 12h, 30d.
+fn span(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?}: write a whole number and s, m, h or d behind it");
+    let unit = text.chars().next_back().ok_or_else(wrong)?;
+    let number: u64 = text[..text.len() - unit.len_utf8()].parse().map_err(|_| wrong())?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        'd' => 86_400,
+        _ => return Err(wrong()),
+    };
+    number.checked_mul(seconds).map(Duration::from_secs).ok_or_else(wrong)
 }
 
 impl Configure for Options {
@@ -44,6 +186,52 @@ impl Configure for Options {
 
     fn check(&self, problems: &mut Problems) -> Option<Settings> {
         let database_url = problems.required("COUNTERFOIL_DATABASE_URL", self.database_url.as_ref());
-        Some(Settings { database_url: database_url?, command: self.command.clone() })
+        let apis = self.apis.apis(|variable, why| problems.note(variable, why));
+        let command = self.command(problems);
+        Some(Settings { database_url: database_url?, apis, command: command? })
+    }
+}
+
+impl Options {
+    fn command(&self, problems: &mut Problems) -> Option<Command> {
+        Some(match self.command.clone() {
+            CommandOptions::Trail { id } => Command::Trail { id },
+            CommandOptions::Attention { limit } => Command::Attention { limit },
+            CommandOptions::Housekeep(rhythm) => {
+                let (mode, rhythm) = (self.mode(problems), rhythm.check(problems));
+                Command::Housekeep(mode?, rhythm?)
+            }
+            CommandOptions::Reconcile { dry_run, order, pending_for, limit } => Command::Reconcile { dry_run, order, pending_for, limit },
+            CommandOptions::Backfill { provider, since, from, dry_run } => {
+                let (mode, provider) = (self.mode(problems), problems.parsed("--provider", &provider));
+                Command::Backfill { mode: mode?, provider: provider?, since, from, dry_run }
+            }
+            CommandOptions::Ledger(ledger) => Command::Ledger(ledger),
+        })
+    }
+
+    fn mode(&self, problems: &mut Problems) -> Option<Mode> {
+        match self.mode.as_deref() {
+            Some("live") => Some(Mode::Live),
+            Some("test") => Some(Mode::Test),
+            _ => {
+                problems.note("COUNTERFOIL_MODE", "must be live or test");
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_of_time_have_a_number_and_a_unit() {
+        assert_eq!(span("30d"), Ok(Duration::from_secs(2_592_000)));
+        assert_eq!(span("10m"), Ok(Duration::from_secs(600)));
+        for wrong in ["", "d", "10", "1.5h", "-1d", "3w", "99999999999999999999d"] {
+            assert!(span(wrong).is_err(), "{wrong}");
+        }
     }
 }

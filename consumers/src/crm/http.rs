@@ -11,8 +11,9 @@
 use std::time::Duration;
 
 use counterfoil_payments::Event;
+use counterfoil_providers::api::retry_after;
 use counterfoil_settlement::CustomerState;
-use reqwest::header::{HeaderMap, RETRY_AFTER};
+use reqwest::header::HeaderMap;
 use reqwest::redirect::Policy;
 use reqwest::{Client, RequestBuilder, StatusCode};
 use ring::digest;
@@ -79,35 +80,9 @@ fn refused(status: StatusCode, headers: &HeaderMap) -> Failure {
     }
 }
 
-/// `Retry-After` in either form (RFC 9110, 10.2.3); a time that has passed is no time.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    if let Ok(seconds) = text.parse::<u64>() {
-        return Some(Duration::from_secs(seconds));
-    }
-    httpdate::parse_http_date(text).ok()?.duration_since(std::time::SystemTime::now()).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn asked(text: &str) -> Option<u64> {
-        let headers: HeaderMap = [(RETRY_AFTER, text.parse().unwrap())].into_iter().collect();
-        retry_after(&headers).map(|pause| pause.as_secs())
-    }
-
-    #[test]
-    fn retry_after_is_read_in_both_forms_and_nonsense_is_ignored() {
-        assert_eq!(asked("120"), Some(120));
-        assert_eq!(asked("0"), Some(0));
-        assert_eq!(asked("999999999"), Some(999_999_999));
-        assert_eq!(asked("-1"), None);
-        assert_eq!(asked("soon"), None);
-        assert_eq!(asked("Wed, 21 Oct 2015 07:28:00 GMT"), None);
-        let later = httpdate::fmt_http_date(std::time::SystemTime::now() + Duration::from_secs(100));
-        assert!(asked(&later).is_some_and(|seconds| (95..=100).contains(&seconds)));
-    }
 
     #[test]
     fn only_answers_about_the_contact_itself_are_its_own_fault() {

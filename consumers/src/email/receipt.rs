@@ -134,7 +134,10 @@ mod tests {
                 payment_id: "pi_1".into(),
                 amount_minor,
                 currency,
+                settled_minor: None,
                 before: Disposition::None,
+                booked_minor: None,
+                booked_settled_minor: None,
             },
         }
     }

@@ -39,6 +39,27 @@ where
     })
 }
 
+/// Runs a tool of which some commands run until told to stop, as for [`main`], and the others end by themselves, as for
+/// [`one_shot`].
+pub fn either<C, Stay, Staying, Run, Work>(long_running: impl FnOnce(&C::Checked) -> bool, stay: Stay, run: Run) -> ExitCode
+where
+    C: Configure,
+    Stay: FnOnce(C::Checked, Process) -> Staying,
+    Staying: Future<Output = anyhow::Result<()>>,
+    Run: FnOnce(C::Checked) -> Work,
+    Work: Future<Output = anyhow::Result<()>>,
+{
+    begin::<C>().map_or_else(ExitCode::from, |begun| {
+        let ended = if long_running(&begun.checked) {
+            let process = Process { shutdown: CancellationToken::new(), readiness: Readiness::default(), deadline: begun.deadline };
+            live(C::NAME, begun.address, &begun.telemetry, process, |process| stay(begun.checked, process))
+        } else {
+            alone(run(begun.checked))
+        };
+        end(C::NAME, begun.telemetry, &ended)
+    })
+}
+
 /// Runs a step that ends by itself, such as a migration: no admin port, no signals; exit codes as for [`main`].
 pub fn one_shot<C, Run, Work>(run: Run) -> ExitCode
 where

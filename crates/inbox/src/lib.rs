@@ -171,3 +171,17 @@ pub async fn effects(connection: &mut PgConnection, event_ids: &[Uuid]) -> sqlx:
     .fetch_all(connection)
     .await
 }
+
+/// Removes dedupe rows of effects that happened long ago, at most `limit`. What failed or is unknown stays.
+///
+/// # Errors
+/// When the database fails.
+pub async fn purge(connection: &mut PgConnection, older_than_s: i64, limit: i64) -> sqlx::Result<u64> {
+    let done = sqlx::query!(
+        "DELETE FROM processed_events WHERE (consumer, event_id) IN (SELECT consumer, event_id FROM processed_events
+            WHERE created_at < now() - make_interval(secs => $1::bigint::float8) AND state = 'done' LIMIT $2 FOR UPDATE SKIP LOCKED)",
+        older_than_s,
+        limit,
+    );
+    Ok(done.execute(connection).await?.rows_affected())
+}

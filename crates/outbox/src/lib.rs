@@ -7,7 +7,7 @@ mod claim;
 mod watch;
 
 pub use claim::{Claimed, claim, count_attempt, defer, low_water, mark_published};
-pub use watch::{Backlog, Published, backlog, of_order};
+pub use watch::{Backlog, Published, backlog, of_order, purge};
 
 use serde_json::Value;
 use sqlx::PgTransaction;

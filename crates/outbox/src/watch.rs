@@ -63,3 +63,17 @@ pub async fn of_order(connection: &mut PgConnection, order_id: Uuid) -> sqlx::Re
         .fetch_all(connection)
         .await
 }
+
+/// Removes rows that were published long ago, at most `limit`.
+///
+/// # Errors
+/// When the database fails.
+pub async fn purge(connection: &mut PgConnection, older_than_s: i64, limit: i64) -> sqlx::Result<u64> {
+    let done = sqlx::query!(
+        "DELETE FROM outbox WHERE id = ANY (ARRAY(SELECT id FROM outbox WHERE created_at < now() - make_interval(secs => $1::bigint::float8)
+            AND published_at < now() - make_interval(secs => $1::bigint::float8) LIMIT $2 FOR UPDATE SKIP LOCKED))",
+        older_than_s,
+        limit,
+    );
+    Ok(done.execute(connection).await?.rows_affected())
+}

@@ -1,11 +1,12 @@
-//! The events that leave by the outbox: topics, ids derived from the fact, and the fields of `data`.
+//! The events that leave by the outbox: topics, ids derived from the fact, and reading them back.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use uuid::Uuid;
 
 use crate::ids::{OrderId, PaymentKey, Provider};
-use crate::money::{Currency, Money};
-use crate::state::Disposition;
+use crate::state::{DisputeStatus, RefundStatus};
+
+pub use crate::data::{Customer, DisputeData, DisputeEventData, Line, OrderData, PaymentData, PaymentEventData, RefundData, RefundEventData, RefundSource};
 
 /// The namespace of all event ids: UUIDv5 of `counterfoil.events` in the DNS namespace of RFC 9562.
 const NAMESPACE: Uuid = Uuid::from_u128(0x66fb_c701_a258_5767_b459_d9d3_1916_562c);
@@ -29,11 +30,28 @@ pub enum Topic {
     PaymentExtra,
     /// A captured payment does not fit its order.
     PaymentHeld,
+    /// Money of an order goes back, or went back.
+    OrderRefunded,
+    /// A customer objects at their bank, or that is decided.
+    OrderDisputed,
+    /// A refund is to be sent to its provider.
+    RefundRequested,
+    /// A refund did not work, or came home again.
+    RefundFailed,
 }
 
 impl Topic {
     /// Every topic.
-    pub const ALL: [Self; 4] = [Self::OrderPaid, Self::OrderContactKnown, Self::PaymentExtra, Self::PaymentHeld];
+    pub const ALL: [Self; 8] = [
+        Self::OrderPaid,
+        Self::OrderContactKnown,
+        Self::PaymentExtra,
+        Self::PaymentHeld,
+        Self::OrderRefunded,
+        Self::OrderDisputed,
+        Self::RefundRequested,
+        Self::RefundFailed,
+    ];
 
     /// The name in messages and bindings.
     #[must_use]
@@ -43,6 +61,10 @@ impl Topic {
             Self::OrderContactKnown => "order.contact_known",
             Self::PaymentExtra => "payment.extra",
             Self::PaymentHeld => "payment.held",
+            Self::OrderRefunded => "order.refunded",
+            Self::OrderDisputed => "order.disputed",
+            Self::RefundRequested => "refund.requested",
+            Self::RefundFailed => "refund.failed",
         }
     }
 }
@@ -71,84 +93,35 @@ pub fn payment_held(payment: &PaymentKey, reason: &str) -> Uuid {
     event_id(&format!("payment.held:{payment}:{reason}"))
 }
 
-/// One thing that was bought.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Line {
-    /// What it is.
-    pub description: String,
-    /// How many; 1 where the shop does not say.
-    #[serde(default = "one")]
-    pub quantity: i64,
-    /// What the line costs in all, in minor units of the order's currency.
-    pub amount_minor: i64,
+/// `order.refunded:<provider>:<refund>:<state>`.
+#[must_use]
+pub fn order_refunded(provider: Provider, provider_refund_id: &str, status: RefundStatus) -> Uuid {
+    event_id(&format!("order.refunded:{provider}:{provider_refund_id}:{}", status.name()))
 }
 
-fn one() -> i64 {
-    1
+/// `order.disputed:<provider>:<dispute>:<state>`.
+#[must_use]
+pub fn order_disputed(provider: Provider, dispute_id: &str, status: DisputeStatus) -> Uuid {
+    event_id(&format!("order.disputed:{provider}:{dispute_id}:{}", status.name()))
 }
 
-/// The customer, as the order knows them.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Customer {
-    /// E-mail address, where known.
-    pub email: Option<String>,
-    /// Name, where known.
-    pub name: Option<String>,
-    /// Phone number, where known.
-    pub phone: Option<String>,
+/// `refund.requested:<our refund id>`.
+#[must_use]
+pub fn refund_requested(refund: Uuid) -> Uuid {
+    event_id(&format!("refund.requested:{refund}"))
 }
 
-/// A payment inside an event's data.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PaymentData {
-    /// Who took the money.
-    pub provider: Provider,
-    /// The connected account, or empty.
-    pub account: String,
-    /// The provider's id.
-    pub payment_id: String,
-    /// Minor units captured.
-    pub amount_minor: i64,
-    /// The currency captured.
-    pub currency: Currency,
-    /// What had become of this money before this event: tells the books what is posted already.
-    pub before: Disposition,
+/// `refund.failed:<our refund id>`.
+#[must_use]
+pub fn refund_failed(refund: Uuid) -> Uuid {
+    event_id(&format!("refund.failed:{refund}"))
 }
 
-/// `data` of `order.paid` and `order.contact_known`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OrderData {
-    /// The order's id.
-    pub order_id: OrderId,
-    /// The shop's reference.
-    pub reference: String,
-    /// The order's version after this event.
-    pub version: i64,
-    /// What was to be paid, in minor units.
-    pub amount_minor: i64,
-    /// Its currency.
-    pub currency: Currency,
-    /// Who bought.
-    pub customer: Customer,
-    /// What was bought; may be empty.
-    pub lines: Vec<Line>,
-    /// When it became paid, RFC 3339 in UTC.
-    pub paid_at: String,
-    /// What paid it.
-    pub payment: PaymentData,
-}
-
-/// `data` of `payment.extra` and `payment.held`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PaymentEventData {
-    /// The order that the payment names.
-    pub order_id: OrderId,
-    /// The order's version after this event.
-    pub version: i64,
-    /// Why the money does not fit: `already_paid`, `amount_differs`, `currency_differs`, `claimed_by_other_order`, `order_cancelled`, `order_expired`.
-    pub reason: String,
-    /// The payment.
-    pub payment: PaymentData,
+/// The id of our row for a refund that somebody else asked for, or of the one automatic refund of a payment: derived, so
+/// that it cannot be made twice. `what` is `<provider>:<account>:<refund id>`, or the automatic refund's key.
+#[must_use]
+pub fn derived_refund(what: &str) -> Uuid {
+    event_id(&format!("refund:{what}"))
 }
 
 /// A whole event as consumers read it: the CloudEvents envelope and its data.
@@ -175,6 +148,14 @@ pub enum Body {
     PaymentExtra(PaymentEventData),
     /// `payment.held`
     PaymentHeld(PaymentEventData),
+    /// `order.refunded`
+    OrderRefunded(RefundEventData),
+    /// `order.disputed`
+    OrderDisputed(DisputeEventData),
+    /// `refund.requested`
+    RefundRequested(RefundEventData),
+    /// `refund.failed`
+    RefundFailed(RefundEventData),
 }
 
 /// Why a message is not an event of ours.
@@ -226,6 +207,10 @@ impl Event {
             Topic::OrderContactKnown => Body::OrderContactKnown(serde_json::from_str(data)?),
             Topic::PaymentExtra => Body::PaymentExtra(serde_json::from_str(data)?),
             Topic::PaymentHeld => Body::PaymentHeld(serde_json::from_str(data)?),
+            Topic::OrderRefunded => Body::OrderRefunded(serde_json::from_str(data)?),
+            Topic::OrderDisputed => Body::OrderDisputed(serde_json::from_str(data)?),
+            Topic::RefundRequested => Body::RefundRequested(serde_json::from_str(data)?),
+            Topic::RefundFailed => Body::RefundFailed(serde_json::from_str(data)?),
         };
         Ok(Self { id: envelope.id, order_id: envelope.subject, time: envelope.time, body })
     }
@@ -238,23 +223,11 @@ impl Event {
             Body::OrderContactKnown(_) => Topic::OrderContactKnown,
             Body::PaymentExtra(_) => Topic::PaymentExtra,
             Body::PaymentHeld(_) => Topic::PaymentHeld,
+            Body::OrderRefunded(_) => Topic::OrderRefunded,
+            Body::OrderDisputed(_) => Topic::OrderDisputed,
+            Body::RefundRequested(_) => Topic::RefundRequested,
+            Body::RefundFailed(_) => Topic::RefundFailed,
         }
-    }
-}
-
-impl OrderData {
-    /// The order's amount.
-    #[must_use]
-    pub fn money(&self) -> Money {
-        Money::new(self.amount_minor, self.currency)
-    }
-}
-
-impl PaymentData {
-    /// The payment's key.
-    #[must_use]
-    pub fn key(&self) -> PaymentKey {
-        PaymentKey { provider: self.provider, account: self.account.clone(), payment_id: self.payment_id.clone() }
     }
 }
 
@@ -267,14 +240,29 @@ mod tests {
     fn event_ids_are_pinned() {
         let order = OrderId("0190a3c4-0000-7000-8000-000000000001".parse().unwrap());
         let payment = PaymentKey { provider: Provider::Stripe, account: String::new(), payment_id: "pi_1".into() };
-        let ids = [order_paid(order), order_contact_known(order), payment_extra(&payment), payment_held(&payment, "amount_differs")];
+        let ids = [
+            order_paid(order),
+            order_contact_known(order),
+            payment_extra(&payment),
+            payment_held(&payment, "amount_differs"),
+            order_refunded(Provider::Stripe, "re_1", RefundStatus::Succeeded),
+            order_disputed(Provider::Stripe, "dp_1", DisputeStatus::Lost),
+            refund_requested(order.0),
+            refund_failed(order.0),
+            derived_refund("stripe::re_1"),
+        ];
         assert_eq!(ids.map(|id| id.to_string()), PINNED);
     }
 
-    const PINNED: [&str; 4] = [
+    const PINNED: [&str; 9] = [
         "15a360fe-3f8d-5cdc-a0a8-48b73ba32b62",
         "d621a972-8603-5c3c-8f7f-90c21c9c55dc",
         "ab05dc77-0bd9-5602-83d0-3244f7342312",
         "fd233788-5543-5b7c-a0c2-5860e85c8bda",
+        "191478d9-7ab5-573b-979c-ad84b7a8fe17",
+        "160bf0eb-f28e-59c0-99b8-a807eac51e74",
+        "d6de6c90-3778-5b23-97b8-d2fa0ce3c44a",
+        "156d3a96-00bb-5f7d-8aa3-3a357eb76dbf",
+        "651691a5-2f50-564d-aa65-8ca4a04645bc",
     ];
 }

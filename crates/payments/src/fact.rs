@@ -1,10 +1,11 @@
 //! What a provider's event says, in our own words.
 
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use crate::ids::{OrderKey, PaymentKey};
 use crate::money::Money;
-use crate::state::PaymentStatus;
+use crate::state::{DisputeStatus, PaymentStatus, RefundStatus};
 
 /// News about one payment that settlement acts on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -22,11 +23,13 @@ pub enum News {
     Cancelled,
     /// This attempt ran out of time.
     Expired,
+    /// It did not work, and its provider's table says that the whole order failed with it. The order stays payable.
+    FailedFinal,
 }
 
 impl News {
     /// Every kind of news.
-    pub const ALL: [Self; 6] = [Self::Captured, Self::Authorised, Self::Pending, Self::Failed, Self::Cancelled, Self::Expired];
+    pub const ALL: [Self; 7] = [Self::Captured, Self::Authorised, Self::Pending, Self::Failed, Self::Cancelled, Self::Expired, Self::FailedFinal];
 
     /// What the payment's row becomes by it.
     #[must_use]
@@ -35,7 +38,7 @@ impl News {
             Self::Captured => PaymentStatus::Captured,
             Self::Authorised => PaymentStatus::Authorised,
             Self::Pending => PaymentStatus::Pending,
-            Self::Failed => PaymentStatus::Failed,
+            Self::Failed | Self::FailedFinal => PaymentStatus::Failed,
             Self::Cancelled => PaymentStatus::Cancelled,
             Self::Expired => PaymentStatus::Expired,
         }
@@ -72,10 +75,38 @@ pub enum Fact {
         /// Something on-call should see: two references that differ, say.
         remark: Option<String>,
     },
-    /// A refund, a dispute or a part payment: stored, acted on by a later release.
-    Deferred {
-        /// Which payment's money it is about, where the event says so.
-        payment: Option<PaymentKey>,
+    /// News about one refund of a payment, whoever asked for it.
+    Refund {
+        /// Which payment's money goes back.
+        payment: PaymentKey,
+        /// The provider's own id for the refund: its identity.
+        refund_id: String,
+        /// Where it stands.
+        status: RefundStatus,
+        /// How much of it.
+        money: Money,
+        /// The id that we gave it, where the provider carries our mark back.
+        ours: Option<Uuid>,
+    },
+    /// A cumulative figure that names no single refund (Stripe's `charge.refunded`): it only prompts a look-up.
+    RefundsReported {
+        /// Of which payment.
+        payment: PaymentKey,
+        /// How much of it went back so far.
+        total: Money,
+    },
+    /// News about one dispute of a payment.
+    Dispute {
+        /// Which payment.
+        payment: PaymentKey,
+        /// The provider's own id for the dispute: its identity.
+        dispute_id: String,
+        /// Where it stands.
+        status: DisputeStatus,
+        /// How much is disputed.
+        money: Money,
+        /// The provider's word for why.
+        reason: Option<String>,
     },
     /// Authentic, but nothing to act on.
     Ignored {

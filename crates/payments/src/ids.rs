@@ -153,6 +153,14 @@ pub struct PaymentKey {
     pub payment_id: String,
 }
 
+impl PaymentKey {
+    /// What a refund or dispute waits for that came before its payment's capture: `payment:<provider>:<account>:<id>`.
+    #[must_use]
+    pub fn waits_for(&self) -> String {
+        format!("payment:{self}")
+    }
+}
+
 impl fmt::Display for PaymentKey {
     /// `stripe:acct_1:pi_1`, as in the names that event ids are derived from.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -3,6 +3,7 @@
 #![warn(clippy::float_arithmetic)] // money is integers
 #![warn(clippy::wildcard_enum_match_arm)] // a new state or topic must be decided everywhere
 
+mod data;
 pub mod event;
 pub mod fact;
 pub mod ids;
@@ -13,4 +14,4 @@ pub use event::{Event, Topic, event_id};
 pub use fact::{Contact, Fact, News};
 pub use ids::{OrderId, OrderKey, PaymentKey, Provider, Reference};
 pub use money::{Currency, Money};
-pub use state::{Disposition, OrderStatus, PaymentStatus};
+pub use state::{DisputeStatus, Disposition, Move, OrderStatus, PaymentStatus, RefundStatus, Standing};

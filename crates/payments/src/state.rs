@@ -84,22 +84,145 @@ named! {
     }
 }
 
+named! {
+    /// Where money that goes back stands.
+    RefundStatus {
+        /// We want it; the provider may not know yet.
+        Requested = "requested",
+        /// The provider has taken it on.
+        Pending = "pending",
+        /// The money went back.
+        Succeeded = "succeeded",
+        /// It did not go back, or came home again.
+        Failed = "failed",
+    }
+}
+
+named! {
+    /// Where a customer's objection at their bank stands.
+    DisputeStatus {
+        /// A question; no money has moved.
+        Inquiry = "inquiry",
+        /// The money was taken from us until it is decided.
+        Opened = "opened",
+        /// It ended without a decision about money: the money is ours.
+        Closed = "closed",
+        /// The money is gone.
+        Lost = "lost",
+        /// The money came back.
+        Won = "won",
+    }
+}
+
+/// The higher of two: what makes any order of arrival end alike.
+macro_rules! ranked {
+    ($($name:ident),+) => {
+        $(impl $name {
+            /// The status after news of another one. News of a lower rank never replaces news of a higher one.
+            #[must_use]
+            pub fn after(self, news: Self) -> Self {
+                if news.rank() > self.rank() { news } else { self }
+            }
+        })+
+    };
+}
+
+ranked!(PaymentStatus, RefundStatus, DisputeStatus);
+
 impl PaymentStatus {
-    /// News of a lower rank never replaces news of a higher one; at equal rank the first stays.
+    /// Every status has a rank of its own, so that no two can tie. `payment_rank` in SQL.
     #[must_use]
     pub fn rank(self) -> i16 {
         match self {
             Self::Pending => 1,
             Self::Authorised => 2,
-            Self::Failed | Self::Cancelled | Self::Expired => 3,
-            Self::Captured => 4,
+            Self::Failed => 3,
+            Self::Expired => 4,
+            Self::Cancelled => 5,
+            Self::Captured => 6,
+        }
+    }
+}
+
+impl RefundStatus {
+    /// A refund that was said to have succeeded may still fail (the customer's bank sends it back), never the other way
+    /// round (docs.stripe.com/refunds, failed refunds). `refund_rank` in SQL.
+    #[must_use]
+    pub fn rank(self) -> i16 {
+        match self {
+            Self::Requested => 1,
+            Self::Pending => 2,
+            Self::Succeeded => 3,
+            Self::Failed => 4,
         }
     }
 
-    /// The status after `news`, which may be the same.
+    /// Whether it takes from what can still be refunded.
     #[must_use]
-    pub fn after(self, news: Self) -> Self {
-        if news.rank() > self.rank() { news } else { self }
+    pub fn reserves(self) -> bool {
+        match self {
+            Self::Requested | Self::Pending | Self::Succeeded => true,
+            Self::Failed => false,
+        }
+    }
+}
+
+impl DisputeStatus {
+    /// A lost dispute may still be won on appeal; a won one that comes again has another id. `dispute_rank` in SQL.
+    #[must_use]
+    pub fn rank(self) -> i16 {
+        match self {
+            Self::Inquiry => 1,
+            Self::Opened => 2,
+            Self::Closed => 3,
+            Self::Lost => 4,
+            Self::Won => 5,
+        }
+    }
+
+    /// Whether the money is away.
+    #[must_use]
+    pub fn charged_back(self) -> bool {
+        match self {
+            Self::Opened | Self::Lost => true,
+            Self::Inquiry | Self::Closed | Self::Won => false,
+        }
+    }
+}
+
+/// What is left of an order's money after refunds: of all that was captured for it, in its currency.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Standing {
+    /// At least the order's amount.
+    All,
+    /// Some of it.
+    Part,
+    /// Nothing.
+    Nothing,
+}
+
+impl Standing {
+    /// Every value.
+    pub const ALL: [Self; 3] = [Self::All, Self::Part, Self::Nothing];
+}
+
+/// What can move an order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Move {
+    /// News about one of its payments.
+    News(News),
+    /// We cancel it.
+    Cancel,
+    /// Its own deadline passes.
+    Deadline,
+    /// Money went back, came home again, or came once more.
+    Money(Standing),
+}
+
+impl Move {
+    /// Every move.
+    pub fn all() -> impl Iterator<Item = Self> {
+        News::ALL.into_iter().map(Self::News).chain([Self::Cancel, Self::Deadline]).chain(Standing::ALL.into_iter().map(Self::Money))
     }
 }
 
@@ -114,6 +237,8 @@ pub enum Refusal {
     Older,
     /// It is news about an attempt, not about the order.
     AttemptOnly,
+    /// It was never paid, so nothing can go back.
+    NeverPaid,
 }
 
 impl OrderStatus {
@@ -135,21 +260,37 @@ impl OrderStatus {
         }
     }
 
-    /// Where `news` about one of its payments takes an order whose amount and currency agree.
-    /// SQL repeats this table as settlement's conditional update; a test compares the two.
+    /// Where `what` takes an order (for a capture: one whose amount and currency agree).
+    /// SQL repeats this table in settlement's conditional updates and in the trigger `orders_status_moves`; tests compare.
     ///
     /// # Errors
     /// The reason why the order stays where it is.
-    pub fn after(self, news: News) -> Result<Self, Refusal> {
-        use News::{Authorised, Cancelled, Captured, Expired, Failed, Pending};
+    pub fn after(self, what: Move) -> Result<Self, Refusal> {
+        use Move::{Cancel, Deadline, Money};
+        match (self, what) {
+            (_, Move::News(news)) => self.after_news(news),
+            (Self::PendingPayment | Self::PaymentPending | Self::FailedFinal, Cancel) => Ok(Self::Cancelled),
+            (Self::PendingPayment | Self::PaymentPending | Self::FailedFinal, Deadline) => Ok(Self::Expired),
+            (Self::Paid | Self::PartiallyRefunded | Self::Refunded, Cancel | Deadline) => Err(Refusal::AlreadyPaid),
+            (Self::Expired | Self::Cancelled, Cancel | Deadline) => Err(Refusal::Ended),
+            (Self::Paid | Self::PartiallyRefunded | Self::Refunded, Money(Standing::All)) => Ok(Self::Paid),
+            (Self::Paid | Self::PartiallyRefunded | Self::Refunded, Money(Standing::Part)) => Ok(Self::PartiallyRefunded),
+            (Self::Paid | Self::PartiallyRefunded | Self::Refunded, Money(Standing::Nothing)) => Ok(Self::Refunded),
+            (Self::PendingPayment | Self::PaymentPending | Self::FailedFinal | Self::Expired | Self::Cancelled, Money(_)) => Err(Refusal::NeverPaid),
+        }
+    }
+
+    fn after_news(self, news: News) -> Result<Self, Refusal> {
+        use News::{Authorised, Cancelled, Captured, Expired, Failed, FailedFinal, Pending};
         use OrderStatus as Order;
         match (self, news) {
             (Order::PendingPayment | Order::PaymentPending | Order::FailedFinal, Captured) => Ok(Order::Paid),
             (Order::PendingPayment, Pending | Authorised) => Ok(Order::PaymentPending),
-            (Order::PaymentPending | Order::FailedFinal, Pending | Authorised) => Err(Refusal::Older),
+            (Order::PendingPayment | Order::PaymentPending, FailedFinal) => Ok(Order::FailedFinal),
+            (Order::PaymentPending | Order::FailedFinal, Pending | Authorised) | (Order::FailedFinal, FailedFinal) => Err(Refusal::Older),
             (Order::Paid | Order::PartiallyRefunded | Order::Refunded, Captured) => Err(Refusal::AlreadyPaid),
-            (Order::Paid | Order::PartiallyRefunded | Order::Refunded, Pending | Authorised) => Err(Refusal::Older),
-            (Order::Expired | Order::Cancelled, Captured | Pending | Authorised) => Err(Refusal::Ended),
+            (Order::Paid | Order::PartiallyRefunded | Order::Refunded, Pending | Authorised | FailedFinal) => Err(Refusal::Older),
+            (Order::Expired | Order::Cancelled, Captured | Pending | Authorised | FailedFinal) => Err(Refusal::Ended),
             (
                 Order::PendingPayment
                 | Order::PaymentPending
@@ -173,7 +314,7 @@ mod tests {
     fn failures_of_attempts_never_move_an_order() {
         for order in OrderStatus::ALL {
             for news in [News::Failed, News::Cancelled, News::Expired] {
-                assert_eq!(order.after(news), Err(Refusal::AttemptOnly));
+                assert_eq!(order.after(Move::News(news)), Err(Refusal::AttemptOnly));
             }
         }
     }
@@ -181,7 +322,7 @@ mod tests {
     #[test]
     fn a_capture_pays_exactly_the_payable_orders() {
         for order in OrderStatus::ALL {
-            assert_eq!(order.after(News::Captured).is_ok(), order.payable(), "{order:?}");
+            assert_eq!(order.after(Move::News(News::Captured)).is_ok(), order.payable(), "{order:?}");
         }
     }
 
@@ -192,6 +333,26 @@ mod tests {
                 assert!(first.after(*second).rank() >= first.rank());
                 assert_eq!(first.after(*second).after(PaymentStatus::Captured), PaymentStatus::Captured);
                 assert_eq!(PaymentStatus::Captured.after(*first), PaymentStatus::Captured);
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_are_different_so_that_no_two_statuses_can_tie() {
+        fn all_differ(ranks: impl Iterator<Item = i16>) -> bool {
+            let ranks: Vec<i16> = ranks.collect();
+            ranks.iter().collect::<std::collections::BTreeSet<_>>().len() == ranks.len()
+        }
+        assert!(all_differ(PaymentStatus::ALL.iter().map(|status| status.rank())));
+        assert!(all_differ(RefundStatus::ALL.iter().map(|status| status.rank())));
+        assert!(all_differ(DisputeStatus::ALL.iter().map(|status| status.rank())));
+    }
+
+    #[test]
+    fn refunds_never_move_an_order_that_was_never_paid_nor_take_a_paid_one_out_of_the_paid_states() {
+        for order in OrderStatus::ALL {
+            for standing in Standing::ALL {
+                assert_eq!(order.after(Move::Money(standing)).is_ok_and(OrderStatus::was_paid), order.was_paid(), "{order:?} {standing:?}");
             }
         }
     }

@@ -17,6 +17,8 @@ fn every_topic_has_a_golden_file_that_is_read_without_losing_a_field() {
         let data = match &event.body {
             Body::OrderPaid(data) | Body::OrderContactKnown(data) => json!(data),
             Body::PaymentExtra(data) | Body::PaymentHeld(data) => json!(data),
+            Body::OrderRefunded(data) | Body::RefundRequested(data) | Body::RefundFailed(data) => json!(data),
+            Body::OrderDisputed(data) => json!(data),
         };
         assert_eq!(data, file["data"], "{}", topic.name());
     }
@@ -30,6 +32,10 @@ fn the_golden_ids_are_derived_from_their_facts() {
         format!("order.contact_known:{order}"),
         "payment.extra:stripe::pi_1".into(),
         "payment.held:stripe::pi_1:amount_differs".into(),
+        "order.refunded:stripe:re_1:succeeded".into(),
+        "order.disputed:stripe:dp_1:lost".into(),
+        format!("refund.requested:{}", event_id("refund:stripe::re_1")),
+        format!("refund.failed:{}", event_id("refund:stripe::re_1")),
     ];
     for (topic, fact) in Topic::ALL.into_iter().zip(facts) {
         assert_eq!(golden(topic.name())["id"], json!(event_id(&fact)), "{fact}");

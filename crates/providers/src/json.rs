@@ -8,6 +8,8 @@ use std::borrow::Cow;
 use ring::digest;
 use serde::de::{Deserialize, Deserializer, Visitor};
 use serde_json::value::RawValue;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 /// A field's bytes, unread.
 pub(crate) type Raw<'a> = Option<&'a RawValue>;
@@ -60,6 +62,11 @@ pub(crate) fn integer(raw: Raw<'_>) -> Option<i64> {
 /// true or false.
 pub(crate) fn boolean(raw: Raw<'_>) -> Option<bool> {
     serde_json::from_str(raw?.get()).ok()
+}
+
+/// An instant as RFC 3339 writes it, in Unix seconds.
+pub(crate) fn instant(text: &str) -> Option<i64> {
+    OffsetDateTime::parse(text, &Rfc3339).ok().map(OffsetDateTime::unix_timestamp)
 }
 
 /// The id of an event that states none: what its bytes are.

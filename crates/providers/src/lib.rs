@@ -1,6 +1,9 @@
-//! One file for each provider: verify a delivery's signature, read its body into a [`Fact`].
+//! One file for each provider: verify a delivery's signature, read its body into a [`Fact`]; in [`api`], ask the provider
+//! itself, and send money back.
 
+pub mod api;
 mod json;
+pub mod options;
 mod razorpay;
 mod secret;
 mod signature;
@@ -11,6 +14,7 @@ mod stripe;
 use counterfoil_payments::{Fact, Provider};
 use http::HeaderMap;
 
+pub use options::{ApiOptions, Apis};
 pub use razorpay::{Razorpay, verify_return as verify_razorpay_return};
 pub use secret::{BadSecret, Secret, secrets};
 pub use signature::Rejected;
@@ -44,6 +48,8 @@ pub struct Reading {
     pub provider_event_id: Option<String>,
     /// The provider's name for what happened.
     pub event_type: String,
+    /// When the provider made it, by its own word, in Unix seconds.
+    pub made_at: Option<i64>,
     /// What it says.
     pub fact: Fact,
 }

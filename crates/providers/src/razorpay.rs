@@ -1,6 +1,6 @@
 //! Razorpay: `X-Razorpay-Signature` (razorpay.com/docs/webhooks/validate-test), nothing signed but the body.
 
-use counterfoil_payments::{Contact, Currency, Fact, Money, News, PaymentKey, Provider};
+use counterfoil_payments::{Contact, Currency, DisputeStatus, Fact, Money, News, PaymentKey, Provider, RefundStatus};
 use http::HeaderMap;
 use ring::hmac;
 use serde::Deserialize;
@@ -64,6 +64,7 @@ impl Adapter for Razorpay {
             event_id: event_id.unwrap_or_else(|| json::digest_id(body)),
             // Outside the signature: for search, never for deduplication.
             provider_event_id: signature::header(headers, "x-razorpay-event-id").ok().flatten().map(|id| id.chars().take(ID_BYTES_MAX).collect()),
+            made_at: json::integer(envelope.created_at),
             fact: fact(&event_type, &entities).unwrap_or_else(|error| Fact::Unreadable { reason: error.0 }),
             event_type,
         }
@@ -104,9 +105,9 @@ struct Wrapped<'a> {
 
 /// The fields of payments, orders, links, invoices, refunds and disputes that matter here.
 #[derive(Deserialize, Clone, Copy)]
-struct Entity<'a> {
+pub(crate) struct Entity<'a> {
     #[serde(borrow)]
-    id: Raw<'a>,
+    pub(crate) id: Raw<'a>,
     #[serde(borrow)]
     payment_id: Raw<'a>,
     #[serde(borrow)]
@@ -114,7 +115,18 @@ struct Entity<'a> {
     #[serde(borrow)]
     currency: Raw<'a>,
     #[serde(borrow)]
-    receipt: Raw<'a>,
+    pub(crate) status: Raw<'a>,
+    #[serde(borrow)]
+    pub(crate) amount_refunded: Raw<'a>,
+    /// Razorpay's own order, of which the payment is one attempt.
+    #[serde(borrow)]
+    pub(crate) order_id: Raw<'a>,
+    #[serde(borrow)]
+    phase: Raw<'a>,
+    #[serde(borrow)]
+    reason_code: Raw<'a>,
+    #[serde(borrow)]
+    pub(crate) receipt: Raw<'a>,
     #[serde(borrow)]
     reference_id: Raw<'a>,
     /// `[]` when empty, an object otherwise.
@@ -130,10 +142,13 @@ struct Entity<'a> {
 struct Notes<'a> {
     #[serde(borrow)]
     order_id: Raw<'a>,
+    /// Our mark on a refund that we asked for.
+    #[serde(borrow)]
+    counterfoil_refund: Raw<'a>,
 }
 
 impl Entity<'_> {
-    fn noted_order(&self) -> Result<Option<String>, Unreadable> {
+    pub(crate) fn noted_order(&self) -> Result<Option<String>, Unreadable> {
         Ok(json::object::<Notes<'_>>(self.notes)?.and_then(|notes| json::text(notes.order_id)))
     }
 }
@@ -182,17 +197,14 @@ impl<'a> Entities<'a> {
 
 fn fact(event_type: &str, entities: &Entities<'_>) -> Result<Fact, Unreadable> {
     let news = match event_type {
-        "payment.captured" | "order.paid" | "payment_link.paid" | "invoice.paid" => News::Captured,
+        // A part payment is a whole payment of its own, of less than the order's amount.
+        "payment.captured" | "order.paid" | "payment_link.paid" | "payment_link.partially_paid" | "invoice.paid" => News::Captured,
         "payment.authorized" => News::Authorised,
         "payment.failed" => News::Failed,
         "payment_link.expired" | "invoice.expired" => News::Expired,
         "payment_link.cancelled" => News::Cancelled,
-        "payment_link.partially_paid" => return Ok(Fact::Deferred { payment: entities.payment.and_then(|payment| json::text(payment.id)).map(key) }),
-        money_back if money_back.starts_with("refund.") || money_back.starts_with("payment.dispute.") => {
-            let of = entities.refund.or(entities.dispute).and_then(|entity| json::text(entity.payment_id));
-            let id = of.or_else(|| entities.payment.and_then(|payment| json::text(payment.id)));
-            return Ok(Fact::Deferred { payment: id.map(key) });
-        }
+        refund if refund.starts_with("refund.") => return refund_fact(event_type, &entities.refund.ok_or_else(|| Unreadable(format!("{event_type} without its refund")))?),
+        dispute if dispute.starts_with("payment.dispute.") => return dispute_fact(event_type, entities),
         _ => {
             return Ok(Fact::Ignored { reason: "a type that is not acted on".into() });
         }
@@ -201,7 +213,7 @@ fn fact(event_type: &str, entities: &Entities<'_>) -> Result<Fact, Unreadable> {
     // An attempt that ended before any payment was made is named by its link or invoice.
     let attempt = match news {
         News::Expired | News::Cancelled => entities.payment_link.or(entities.invoice),
-        News::Captured | News::Authorised | News::Pending | News::Failed => entities.payment,
+        News::Captured | News::Authorised | News::Pending | News::Failed | News::FailedFinal => entities.payment,
     };
     let attempt = attempt.ok_or_else(|| missing("its payment"))?;
     let id = json::text(attempt.id).filter(|id| id.len() <= ID_BYTES_MAX).ok_or_else(|| missing("an id of its payment"))?;
@@ -221,6 +233,50 @@ fn fact(event_type: &str, entities: &Entities<'_>) -> Result<Fact, Unreadable> {
     let email = json::text(attempt.email).filter(|email| email != "void@razorpay.com");
     let contact = Contact { email, name: None, phone: json::text(attempt.contact) };
     Ok(Fact::Payment { news, payment: key(id), order, money, contact, remark })
+}
+
+/// What a payment says that was read from the API, and the receipt of Razorpay's order, where it was read, too.
+pub(crate) fn payment_fact(payment: Entity<'_>, order: Option<Entity<'_>>) -> Result<Fact, Unreadable> {
+    let event_type = match json::text(payment.status).as_deref() {
+        Some("captured" | "refunded") => "payment.captured",
+        Some("authorized") => "payment.authorized",
+        Some("failed") => "payment.failed",
+        _ => return Ok(Fact::Ignored { reason: "a payment that has only been made".into() }),
+    };
+    fact(event_type, &Entities { payment: Some(payment), order, ..Entities::default() })
+}
+
+/// What a refund says, in an event or in an answer of the API.
+pub(crate) fn refund_fact(what: &str, refund: &Entity<'_>) -> Result<Fact, Unreadable> {
+    let missing = |field: &str| Unreadable(format!("{what} without {field}"));
+    let payment = json::text(refund.payment_id).map(key).ok_or_else(|| missing("an id of its payment"))?;
+    let refund_id = json::text(refund.id).filter(|id| id.len() <= ID_BYTES_MAX).ok_or_else(|| missing("an id"))?;
+    let status = match (json::text(refund.status).as_deref(), what) {
+        (Some("processed"), _) | (None, "refund.processed") => RefundStatus::Succeeded,
+        (Some("failed"), _) | (None, "refund.failed") => RefundStatus::Failed,
+        _ => RefundStatus::Pending,
+    };
+    let ours = json::object::<Notes<'_>>(refund.notes)?.and_then(|notes| json::text(notes.counterfoil_refund)).and_then(|mark| mark.parse().ok());
+    Ok(Fact::Refund { payment, refund_id, status, money: money(refund)?.ok_or_else(|| missing("an amount and a currency"))?, ours })
+}
+
+fn dispute_fact(event_type: &str, entities: &Entities<'_>) -> Result<Fact, Unreadable> {
+    let missing = |field: &str| Unreadable(format!("{event_type} without {field}"));
+    let dispute = entities.dispute.ok_or_else(|| missing("its dispute"))?;
+    let of = json::text(dispute.payment_id).or_else(|| entities.payment.and_then(|payment| json::text(payment.id)));
+    let payment = of.map(key).ok_or_else(|| missing("an id of its payment"))?;
+    let dispute_id = json::text(dispute.id).filter(|id| id.len() <= ID_BYTES_MAX).ok_or_else(|| missing("an id"))?;
+    // A retrieval asks for papers; money moves from the chargeback on.
+    let inquiry = json::text(dispute.phase).as_deref() == Some("retrieval");
+    let status = match json::text(dispute.status).as_deref().unwrap_or_else(|| event_type.trim_start_matches("payment.dispute.")) {
+        "won" => DisputeStatus::Won,
+        "lost" => DisputeStatus::Lost,
+        "closed" => DisputeStatus::Closed,
+        _ if inquiry => DisputeStatus::Inquiry,
+        _ => DisputeStatus::Opened,
+    };
+    let money = money(&dispute)?.ok_or_else(|| missing("an amount and a currency"))?;
+    Ok(Fact::Dispute { payment, dispute_id, status, money, reason: json::text(dispute.reason_code) })
 }
 
 fn key(payment_id: String) -> PaymentKey {

@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use counterfoil_payments::{Contact, Fact, Money, News, PaymentKey, Provider};
+use counterfoil_payments::{Contact, DisputeStatus, Fact, Money, News, PaymentKey, Provider, RefundStatus};
 use http::HeaderMap;
 use ring::hmac;
 use serde::Deserialize;
@@ -56,7 +56,8 @@ impl Adapter for Square {
             return unreadable(body, &event_type, Unreadable("it has no event_id".into()));
         };
         let fact = fact(&event_type, envelope.data).unwrap_or_else(|error| Fact::Unreadable { reason: error.0 });
-        Reading { account: String::new(), event_id, provider_event_id: None, event_type, fact } // payment ids are unique across Square
+        let made_at = json::text(envelope.created_at).and_then(|text| json::instant(&text));
+        Reading { account: String::new(), event_id, provider_event_id: None, event_type, made_at, fact } // payment ids are unique across Square
     }
 }
 
@@ -66,6 +67,8 @@ struct Envelope<'a> {
     event_id: Raw<'a>,
     #[serde(borrow, rename = "type")]
     event_type: Raw<'a>,
+    #[serde(borrow)]
+    created_at: Raw<'a>,
     #[serde(borrow)]
     data: Raw<'a>,
 }
@@ -82,16 +85,31 @@ struct Object<'a> {
     payment: Raw<'a>,
     #[serde(borrow)]
     refund: Raw<'a>,
+    #[serde(borrow)]
+    dispute: Raw<'a>,
 }
 
+/// The fields of payments, refunds and disputes that matter here.
 #[derive(Deserialize)]
-struct Payment<'a> {
+pub(crate) struct Payment<'a> {
     #[serde(borrow)]
-    id: Raw<'a>,
+    pub(crate) id: Raw<'a>,
+    #[serde(borrow)]
+    dispute_id: Raw<'a>,
     #[serde(borrow)]
     payment_id: Raw<'a>,
     #[serde(borrow)]
-    status: Raw<'a>,
+    disputed_payment: Raw<'a>,
+    #[serde(borrow)]
+    state: Raw<'a>,
+    #[serde(borrow)]
+    reason: Raw<'a>,
+    #[serde(borrow)]
+    pub(crate) refunded_money: Raw<'a>,
+    #[serde(borrow)]
+    pub(crate) refund_ids: Raw<'a>,
+    #[serde(borrow)]
+    pub(crate) status: Raw<'a>,
     #[serde(borrow)]
     reference_id: Raw<'a>,
     #[serde(borrow)]
@@ -110,15 +128,23 @@ struct Amount<'a> {
 
 fn fact(event_type: &str, data: Raw<'_>) -> Result<Fact, Unreadable> {
     let object: Option<Object<'_>> = json::object::<Data<'_>>(data)?.and_then(|data| json::object(data.object).transpose()).transpose()?;
-    if event_type.starts_with("refund.") || event_type.starts_with("dispute.") {
-        let refund = object.map(|object| json::object::<Payment<'_>>(object.refund)).transpose()?.flatten();
-        return Ok(Fact::Deferred { payment: refund.and_then(|refund| json::text(refund.payment_id)).map(key) });
+    let missing = |what: &str| Unreadable(format!("{event_type} without {what}"));
+    let (payment, refund, dispute) = object.map_or((None, None, None), |object| (object.payment, object.refund, object.dispute));
+    if event_type.starts_with("refund.") {
+        return refund_fact(event_type, &json::object(refund)?.ok_or_else(|| missing("its refund"))?);
+    }
+    if event_type.starts_with("dispute.") {
+        return dispute_fact(event_type, &json::object(dispute)?.ok_or_else(|| missing("its dispute"))?);
     }
     if event_type != "payment.created" && event_type != "payment.updated" {
         return Ok(Fact::Ignored { reason: "a type that is not acted on".into() });
     }
-    let missing = |what: &str| Unreadable(format!("{event_type} without {what}"));
-    let payment = object.map(|object| json::object::<Payment<'_>>(object.payment)).transpose()?.flatten().ok_or_else(|| missing("its payment"))?;
+    payment_fact(event_type, &json::object(payment)?.ok_or_else(|| missing("its payment"))?)
+}
+
+/// What a payment says, in an event or in an answer of the API.
+pub(crate) fn payment_fact(what: &str, payment: &Payment<'_>) -> Result<Fact, Unreadable> {
+    let missing = |field: &str| Unreadable(format!("{what} without {field}"));
     let news = match json::text(payment.status).as_deref() {
         Some("COMPLETED") => News::Captured,
         Some("APPROVED") => News::Authorised,
@@ -139,12 +165,47 @@ fn fact(event_type: &str, data: Raw<'_>) -> Result<Fact, Unreadable> {
     Ok(Fact::Payment { news, payment: key(id), order, money, contact, remark })
 }
 
+/// How our mark on a refund ends its `reason`, which Square gives back: its refunds have no metadata.
+pub(crate) const MARK: &str = "counterfoil ";
+
+/// What a refund says, in an event or in an answer of the API.
+pub(crate) fn refund_fact(what: &str, refund: &Payment<'_>) -> Result<Fact, Unreadable> {
+    let missing = |field: &str| Unreadable(format!("{what} without {field}"));
+    let payment = json::text(refund.payment_id).map(key).ok_or_else(|| missing("payment_id"))?;
+    let refund_id = json::text(refund.id).filter(|id| id.len() <= ID_BYTES_MAX).ok_or_else(|| missing("an id"))?;
+    let status = match json::text(refund.status).as_deref() {
+        Some("COMPLETED") => RefundStatus::Succeeded,
+        Some("REJECTED" | "FAILED") => RefundStatus::Failed,
+        Some("PENDING") => RefundStatus::Pending,
+        _ => return Err(missing("a status that is documented")),
+    };
+    let ours = json::text(refund.reason).and_then(|reason| reason.rsplit_once(MARK).and_then(|(_, mark)| mark.parse().ok()));
+    Ok(Fact::Refund { payment, refund_id, status, money: money(refund.amount_money)?.ok_or_else(|| missing("amount_money"))?, ours })
+}
+
+fn dispute_fact(what: &str, dispute: &Payment<'_>) -> Result<Fact, Unreadable> {
+    let missing = |field: &str| Unreadable(format!("{what} without {field}"));
+    let of = json::object::<Payment<'_>>(dispute.disputed_payment)?.and_then(|payment| json::text(payment.payment_id)).or_else(|| json::text(dispute.payment_id));
+    let payment = of.map(key).ok_or_else(|| missing("its payment"))?;
+    let dispute_id = json::text(dispute.id).or_else(|| json::text(dispute.dispute_id)).filter(|id| id.len() <= ID_BYTES_MAX).ok_or_else(|| missing("an id"))?;
+    let status = match json::text(dispute.state).as_deref() {
+        Some("WON") => DisputeStatus::Won,
+        Some("LOST" | "ACCEPTED") => DisputeStatus::Lost,
+        Some("INQUIRY_CLOSED") => DisputeStatus::Closed,
+        Some("INQUIRY_EVIDENCE_REQUIRED" | "INQUIRY_PROCESSING") => DisputeStatus::Inquiry,
+        Some(_) => DisputeStatus::Opened,
+        None => return Err(missing("a state")),
+    };
+    let money = money(dispute.amount_money)?.ok_or_else(|| missing("amount_money"))?;
+    Ok(Fact::Dispute { payment, dispute_id, status, money, reason: json::text(dispute.reason) })
+}
+
 fn key(payment_id: String) -> PaymentKey {
     PaymentKey { provider: Provider::Square, account: String::new(), payment_id }
 }
 
 /// `amount_money`: `total_money` would include the tip.
-fn money(raw: Raw<'_>) -> Result<Option<Money>, Unreadable> {
+pub(crate) fn money(raw: Raw<'_>) -> Result<Option<Money>, Unreadable> {
     let Some(amount) = json::object::<Amount<'_>>(raw)? else {
         return Ok(None);
     };

@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use counterfoil_payments::{Contact, Fact, News, PaymentKey, Provider};
+use counterfoil_payments::{Contact, DisputeStatus, Fact, News, PaymentKey, Provider, RefundStatus};
 use http::HeaderMap;
 use ring::{hmac, signature as ed25519};
 use serde::Deserialize;
@@ -99,7 +99,8 @@ impl Adapter for Standard {
         };
         let event_type = json::text(envelope.event_type).unwrap_or_else(|| "unknown".into());
         let fact = fact(envelope.data, mode).unwrap_or_else(|error| Fact::Unreadable { reason: error.0 });
-        Reading { account: String::new(), event_id, provider_event_id: None, event_type, fact }
+        let made_at = json::text(envelope.timestamp).and_then(|text| json::instant(&text));
+        Reading { account: String::new(), event_id, provider_event_id: None, event_type, made_at, fact }
     }
 }
 
@@ -107,6 +108,8 @@ impl Adapter for Standard {
 struct Envelope<'a> {
     #[serde(borrow, rename = "type")]
     event_type: Raw<'a>,
+    #[serde(borrow)]
+    timestamp: Raw<'a>,
     #[serde(borrow)]
     data: Raw<'a>,
 }
@@ -123,6 +126,10 @@ struct Data<'a> {
     currency: Raw<'a>,
     #[serde(borrow)]
     status: Raw<'a>,
+    #[serde(borrow)]
+    refund_id: Raw<'a>,
+    #[serde(borrow)]
+    dispute_id: Raw<'a>,
     #[serde(borrow)]
     livemode: Raw<'a>,
     #[serde(borrow)]
@@ -148,27 +155,39 @@ fn fact(data: Raw<'_>, mode: Mode) -> Result<Fact, Unreadable> {
         return Ok(ignored);
     }
     let payment = json::text(data.payment_id).filter(|id| id.len() <= ID_BYTES_MAX);
-    let key = |payment_id| PaymentKey { provider: Provider::Standard, account: String::new(), payment_id };
+    let payment = payment.map(|payment_id| PaymentKey { provider: Provider::Standard, account: String::new(), payment_id });
+    let money = match (json::integer(data.amount_minor), json::text(data.currency)) {
+        (Some(amount), Some(currency)) => Some(checked(amount, &currency)?),
+        _ => None,
+    };
+    let some_payment = || payment.clone().ok_or_else(|| missing("payment_id"));
+    let some_money = || money.ok_or_else(|| missing("amount_minor and currency"));
+    let own_id = |raw, what| json::text(raw).filter(|id| id.len() <= ID_BYTES_MAX).ok_or_else(|| missing(what));
+    let refund = |status| Ok(Fact::Refund { payment: some_payment()?, refund_id: own_id(data.refund_id, "refund_id")?, status, money: some_money()?, ours: None });
+    let dispute =
+        |status| Ok(Fact::Dispute { payment: some_payment()?, dispute_id: own_id(data.dispute_id, "dispute_id")?, status, money: some_money()?, reason: None });
     let news = match json::text(data.status).as_deref() {
         Some("captured" | "paid") => News::Captured,
         Some("authorised" | "authorized") => News::Authorised,
         Some("pending") => News::Pending,
         Some("failed") => News::Failed,
+        Some("failed_final") => News::FailedFinal,
         Some("cancelled" | "canceled") => News::Cancelled,
         Some("expired") => News::Expired,
-        Some("refunded" | "disputed") => {
-            return Ok(Fact::Deferred { payment: payment.map(key) });
-        }
+        Some("refund_pending") => return refund(RefundStatus::Pending),
+        Some("refunded") => return refund(RefundStatus::Succeeded),
+        Some("refund_failed") => return refund(RefundStatus::Failed),
+        Some("disputed") => return dispute(DisputeStatus::Opened),
+        Some("dispute_lost") => return dispute(DisputeStatus::Lost),
+        Some("dispute_won") => return dispute(DisputeStatus::Won),
         _ => {
             return Ok(Fact::Ignored { reason: "a status that is not known".into() });
         }
     };
-    let payment = key(payment.ok_or_else(|| missing("payment_id"))?);
-    let money = match (json::integer(data.amount_minor), json::text(data.currency)) {
-        (Some(amount), Some(currency)) => Some(checked(amount, &currency)?),
-        _ if news == News::Captured => return Err(missing("amount_minor and currency")),
-        _ => None,
-    };
+    let payment = some_payment()?;
+    if news == News::Captured {
+        some_money()?;
+    }
     let (order, remark) = order_named(&[json::text(data.order)]);
     let contact = json::object::<Customer<'_>>(data.customer)?.map(|customer| Contact {
         email: json::text(customer.email),

@@ -1,6 +1,6 @@
 //! Stripe: `Stripe-Signature` (docs.stripe.com/webhooks/signature), snapshot events of any API version.
 
-use counterfoil_payments::{Contact, Currency, Fact, Money, News, OrderKey, PaymentKey, Provider};
+use counterfoil_payments::{Contact, Currency, DisputeStatus, Fact, Money, News, OrderKey, PaymentKey, Provider, RefundStatus};
 use http::HeaderMap;
 use ring::hmac;
 use serde::Deserialize;
@@ -74,7 +74,7 @@ impl Adapter for Stripe {
         } else {
             fact(&event_type, &account, envelope.data).unwrap_or_else(|error| Fact::Unreadable { reason: error.0 })
         };
-        Reading { account, event_id, provider_event_id: None, event_type, fact }
+        Reading { account, event_id, provider_event_id: None, event_type, made_at: json::integer(envelope.created), fact }
     }
 }
 
@@ -96,6 +96,7 @@ pub(crate) fn unreadable(body: &[u8], event_type: &str, error: Unreadable) -> Re
         event_id: json::digest_id(body),
         provider_event_id: None,
         event_type: event_type.to_owned(),
+        made_at: None,
         fact: Fact::Unreadable { reason: error.0 },
     }
 }
@@ -123,6 +124,8 @@ struct Envelope<'a> {
     #[serde(borrow)]
     livemode: Raw<'a>,
     #[serde(borrow)]
+    created: Raw<'a>,
+    #[serde(borrow)]
     data: Raw<'a>,
 }
 
@@ -134,9 +137,9 @@ struct Data<'a> {
 
 /// The fields of sessions, payment intents, charges, invoices, refunds and disputes that matter here.
 #[derive(Deserialize)]
-struct Object<'a> {
+pub(crate) struct Object<'a> {
     #[serde(borrow)]
-    id: Raw<'a>,
+    pub(crate) id: Raw<'a>,
     #[serde(borrow)]
     amount: Raw<'a>,
     #[serde(borrow)]
@@ -148,15 +151,23 @@ struct Object<'a> {
     #[serde(borrow)]
     amount_paid: Raw<'a>,
     #[serde(borrow)]
+    pub(crate) amount_refunded: Raw<'a>,
+    #[serde(borrow)]
     currency: Raw<'a>,
     #[serde(borrow)]
-    captured: Raw<'a>,
+    pub(crate) captured: Raw<'a>,
     #[serde(borrow)]
-    payment_intent: Raw<'a>,
+    pub(crate) status: Raw<'a>,
+    #[serde(borrow)]
+    reason: Raw<'a>,
+    #[serde(borrow)]
+    pub(crate) latest_charge: Raw<'a>,
+    #[serde(borrow)]
+    pub(crate) payment_intent: Raw<'a>,
     #[serde(borrow)]
     charge: Raw<'a>,
     #[serde(borrow)]
-    payment_status: Raw<'a>,
+    pub(crate) payment_status: Raw<'a>,
     #[serde(borrow)]
     mode: Raw<'a>,
     #[serde(borrow)]
@@ -175,6 +186,9 @@ struct Object<'a> {
 struct Metadata<'a> {
     #[serde(borrow)]
     order_id: Raw<'a>,
+    /// Our mark on a refund that we asked for.
+    #[serde(borrow)]
+    counterfoil_refund: Raw<'a>,
 }
 
 #[derive(Deserialize)]
@@ -187,10 +201,12 @@ struct Details<'a> {
     phone: Raw<'a>,
 }
 
-/// What a type means: news of a payment, or a refund or dispute. `None` for a type that says nothing to us.
+/// What a type means. `None` for a type that says nothing to us.
 enum Meaning {
     News(News),
-    Deferred,
+    Refund,
+    RefundsReported,
+    Dispute,
 }
 
 fn meaning(event_type: &str, object: &Object<'_>) -> Option<Meaning> {
@@ -212,10 +228,9 @@ fn meaning(event_type: &str, object: &Object<'_>) -> Option<Meaning> {
         "payment_intent.payment_failed" | "charge.failed" | "checkout.session.async_payment_failed" => News::Failed,
         "payment_intent.canceled" => News::Cancelled,
         "checkout.session.expired" | "charge.expired" => News::Expired,
-        "charge.refunded" | "refund.created" | "refund.updated" | "refund.failed" | "charge.refund.updated" | "radar.early_fraud_warning.created" => {
-            return Some(Meaning::Deferred);
-        }
-        dispute if dispute.starts_with("charge.dispute.") => return Some(Meaning::Deferred),
+        "charge.refunded" => return Some(Meaning::RefundsReported),
+        "refund.created" | "refund.updated" | "refund.failed" | "charge.refund.updated" => return Some(Meaning::Refund),
+        dispute if dispute.starts_with("charge.dispute.") => return Some(Meaning::Dispute),
         _ => return None,
     };
     Some(Meaning::News(news))
@@ -223,30 +238,54 @@ fn meaning(event_type: &str, object: &Object<'_>) -> Option<Meaning> {
 
 fn fact(event_type: &str, account: &str, data: Raw<'_>) -> Result<Fact, Unreadable> {
     let object: Option<Object<'_>> = json::object::<Data<'_>>(data)?.and_then(|data| json::object(data.object).transpose()).transpose()?;
+    let object = object.ok_or_else(|| Unreadable(format!("{event_type} without data.object")))?;
+    object_fact(event_type, account, &object)
+}
+
+/// What an object says, as an event of this type would carry it.
+pub(crate) fn object_fact(event_type: &str, account: &str, object: &Object<'_>) -> Result<Fact, Unreadable> {
     let missing = |what: &str| Unreadable(format!("{event_type} without {what}"));
-    let Some(object) = object else {
-        return Err(missing("data.object"));
+    let Some(meaning) = meaning(event_type, object) else {
+        return Ok(Fact::Ignored { reason: "a type or state that is not acted on".into() });
     };
-    let meaning = meaning(event_type, &object);
-    let payment = identity(event_type, &object).filter(|id| id.len() <= ID_BYTES_MAX);
-    let key = |payment_id: String| PaymentKey { provider: Provider::Stripe, account: account.to_owned(), payment_id };
-    let news = match meaning {
-        None => {
-            return Ok(Fact::Ignored { reason: "a type or state that is not acted on".into() });
+    let payment = identity(event_type, object).filter(|id| id.len() <= ID_BYTES_MAX);
+    let payment = payment.map(|payment_id| PaymentKey { provider: Provider::Stripe, account: account.to_owned(), payment_id });
+    let payment = payment.ok_or_else(|| missing("an id of its payment"))?;
+    let money = money(event_type, object)?;
+    let metadata = json::object::<Metadata<'_>>(object.metadata)?;
+    let id = || json::text(object.id).filter(|id| id.len() <= ID_BYTES_MAX).ok_or_else(|| missing("an id"));
+    let some_money = || money.ok_or_else(|| missing("an amount and a currency"));
+    match meaning {
+        Meaning::News(news) => {
+            if news == News::Captured {
+                some_money()?;
+            }
+            let (order, remark) = order_named(&[json::text(object.client_reference_id), metadata.and_then(|metadata| json::text(metadata.order_id))]);
+            Ok(Fact::Payment { news, payment, order, money, contact: contact(object)?, remark })
         }
-        Some(Meaning::Deferred) => {
-            return Ok(Fact::Deferred { payment: payment.map(key) });
+        Meaning::RefundsReported => Ok(Fact::RefundsReported { payment, total: some_money()? }),
+        Meaning::Refund => {
+            let status = match json::text(object.status).as_deref() {
+                Some("succeeded") => RefundStatus::Succeeded,
+                Some("pending" | "requires_action") => RefundStatus::Pending,
+                Some("failed" | "canceled") => RefundStatus::Failed,
+                _ => return Err(missing("a status that is documented")),
+            };
+            let ours = metadata.and_then(|metadata| json::text(metadata.counterfoil_refund)).and_then(|mark| mark.parse().ok());
+            Ok(Fact::Refund { payment, refund_id: id()?, status, money: some_money()?, ours })
         }
-        Some(Meaning::News(news)) => news,
-    };
-    let payment = key(payment.ok_or_else(|| missing("an id of its payment"))?);
-    let money = money(event_type, &object)?;
-    if news == News::Captured && money.is_none() {
-        return Err(missing("an amount and a currency"));
+        Meaning::Dispute => {
+            let status = match json::text(object.status).as_deref() {
+                Some("needs_response" | "under_review") => DisputeStatus::Opened,
+                Some("won") => DisputeStatus::Won,
+                Some("lost") => DisputeStatus::Lost,
+                Some("warning_needs_response" | "warning_under_review") => DisputeStatus::Inquiry,
+                Some("warning_closed" | "prevented") => DisputeStatus::Closed,
+                _ => return Err(missing("a status that is documented")),
+            };
+            Ok(Fact::Dispute { payment, dispute_id: id()?, status, money: some_money()?, reason: json::text(object.reason) })
+        }
     }
-    let metadata = json::object::<Metadata<'_>>(object.metadata)?.and_then(|metadata| json::text(metadata.order_id));
-    let (order, remark) = order_named(&[json::text(object.client_reference_id), metadata]);
-    Ok(Fact::Payment { news, payment, order, money, contact: contact(&object)?, remark })
 }
 
 /// The payment intent, else the charge, else the session.
@@ -262,7 +301,8 @@ fn money(event_type: &str, object: &Object<'_>) -> Result<Option<Money>, Unreada
         Some("checkout") => json::integer(object.amount_total),
         Some("invoice") => json::integer(object.amount_paid),
         Some("payment_intent") if event_type.ends_with(".succeeded") => json::integer(object.amount_received).or_else(|| json::integer(object.amount)),
-        Some("charge") if event_type != "charge.failed" => {
+        Some("charge") if event_type == "charge.refunded" => json::integer(object.amount_refunded),
+        Some("charge") if !matches!(event_type, "charge.failed" | "charge.refund.updated") && !event_type.starts_with("charge.dispute.") => {
             json::integer(object.amount_captured).filter(|amount| *amount != 0).or_else(|| json::integer(object.amount))
         }
         _ => json::integer(object.amount),
@@ -278,7 +318,7 @@ fn money(event_type: &str, object: &Object<'_>) -> Result<Option<Money>, Unreada
 }
 
 /// Stripe writes ISK and UGX with two decimals and MGA with none, unlike ISO 4217 (docs.stripe.com/currencies).
-fn minor_units(amount: i64, currency: Currency) -> Result<i64, Unreadable> {
+pub(crate) fn minor_units(amount: i64, currency: Currency) -> Result<i64, Unreadable> {
     match currency.code() {
         "ISK" | "UGX" if amount % 100 == 0 => Ok(amount / 100),
         "ISK" | "UGX" => Err(Unreadable(format!("{amount} {currency} is no whole amount: Stripe writes this currency with two decimals"))),

@@ -13,6 +13,9 @@ fn read(adapter: &dyn Adapter, body: &Value) -> Reading {
     adapter.read(&HeaderMap::new(), body.to_string().as_bytes(), Mode::Test)
 }
 
+/// A mark of ours on a refund.
+const MARK: &str = "0190a3c4-0000-7000-8000-000000000001";
+
 /// News, payment, amount and order of a reading, or the name of what else it is.
 fn said(reading: &Reading) -> String {
     match &reading.fact {
@@ -25,7 +28,14 @@ fn said(reading: &Reading) -> String {
             let money = money.map_or_else(|| "-".to_owned(), |money| format!("{} {}", money.amount_minor, money.currency));
             format!("{} {} {money} {order}", format!("{news:?}").to_lowercase(), payment.payment_id)
         }
-        Fact::Deferred { payment } => format!("deferred {}", payment.as_ref().map_or("-", |payment| payment.payment_id.as_str())),
+        Fact::Refund { payment, refund_id, status, money, ours } => {
+            let ours = ours.map_or_else(String::new, |ours| format!(" ours {ours}"));
+            format!("refund {refund_id} {} {} {} of {}{ours}", status.name(), money.amount_minor, money.currency, payment.payment_id)
+        }
+        Fact::RefundsReported { payment, total } => format!("reported {} {} of {}", total.amount_minor, total.currency, payment.payment_id),
+        Fact::Dispute { payment, dispute_id, status, money, .. } => {
+            format!("dispute {dispute_id} {} {} {} of {}", status.name(), money.amount_minor, money.currency, payment.payment_id)
+        }
         Fact::Ignored { .. } => "ignored".into(),
         Fact::Unreadable { .. } => "unreadable".into(),
     }
@@ -37,6 +47,8 @@ fn stripe_says(kind: &str, object: &Value) -> String {
 
 #[test]
 fn stripes_types_mean_what_its_documentation_says() {
+    let back = |status: &str| json!({ "id": "re_1", "payment_intent": "pi_1", "amount": 3, "currency": "eur", "status": status });
+    let dispute = |status: &str| json!({ "id": "dp_1", "charge": "ch_1", "payment_intent": null, "amount": 5, "currency": "eur", "status": status });
     let session = |status: &str| json!({ "id": "cs_1", "payment_intent": "pi_1", "amount_total": 5, "currency": "eur", "payment_status": status, "client_reference_id": "A" });
     let intent = || json!({ "id": "pi_1", "amount": 9, "amount_received": 5, "currency": "eur", "metadata": { "order_id": "A" } });
     let charge = |captured: bool| json!({ "id": "ch_1", "payment_intent": "pi_1", "amount": 5, "amount_captured": 5, "currency": "eur", "captured": captured, "metadata": { "order_id": "A" } });
@@ -61,9 +73,19 @@ fn stripes_types_mean_what_its_documentation_says() {
         ("charge.captured", charge(true), "captured pi_1 5 EUR A"),
         ("charge.failed", charge(false), "failed pi_1 5 EUR A"),
         ("charge.expired", charge(false), "expired pi_1 5 EUR A"),
-        ("charge.refunded", charge(true), "deferred pi_1"),
-        ("refund.created", json!({ "id": "re_1", "payment_intent": "pi_1" }), "deferred pi_1"),
-        ("charge.dispute.created", json!({ "id": "dp_1", "charge": "ch_1", "payment_intent": null }), "deferred ch_1"),
+        ("charge.refunded", json!({ "id": "ch_1", "payment_intent": "pi_1", "amount": 5, "amount_captured": 5, "amount_refunded": 3, "currency": "eur" }), "reported 3 EUR of pi_1"),
+        ("refund.created", back("pending"), "refund re_1 pending 3 EUR of pi_1"),
+        ("refund.updated", back("requires_action"), "refund re_1 pending 3 EUR of pi_1"),
+        ("charge.refund.updated", back("succeeded"), "refund re_1 succeeded 3 EUR of pi_1"),
+        ("refund.failed", back("failed"), "refund re_1 failed 3 EUR of pi_1"),
+        ("refund.updated", back("canceled"), "refund re_1 failed 3 EUR of pi_1"),
+        ("refund.updated", back("odd"), "unreadable"),
+        ("charge.dispute.created", dispute("needs_response"), "dispute dp_1 opened 5 EUR of ch_1"),
+        ("charge.dispute.funds_withdrawn", dispute("under_review"), "dispute dp_1 opened 5 EUR of ch_1"),
+        ("charge.dispute.created", dispute("warning_needs_response"), "dispute dp_1 inquiry 5 EUR of ch_1"),
+        ("charge.dispute.closed", dispute("warning_closed"), "dispute dp_1 closed 5 EUR of ch_1"),
+        ("charge.dispute.closed", dispute("lost"), "dispute dp_1 lost 5 EUR of ch_1"),
+        ("charge.dispute.closed", dispute("won"), "dispute dp_1 won 5 EUR of ch_1"),
         ("invoice.paid", json!({ "id": "in_1", "payment_intent": "pi_1", "amount_paid": 5, "currency": "eur" }), "captured pi_1 5 EUR -"),
         ("invoice.paid", json!({ "id": "in_1", "amount_paid": 5, "currency": "eur" }), "ignored"),
         ("checkout.session.completed", free, "captured cs_1 0 EUR -"),
@@ -158,19 +180,20 @@ fn razorpays_types_and_traps() {
     let event = |kind: &str, payload: Value| json!({ "entity": "event", "event": kind, "account_id": "acc_1", "created_at": 7, "payload": payload });
     let payment = |notes: Value| json!({ "entity": { "id": "pay_1", "amount": 5, "currency": "INR", "status": "captured", "notes": notes, "email": "void@razorpay.com" } });
     let order = json!({ "entity": { "id": "order_1", "receipt": "R", "notes": [] } });
+    let back = |notes: Value| json!({ "refund": { "entity": { "id": "rfnd_1", "payment_id": "pay_1", "amount": 5, "currency": "INR", "status": "pending", "notes": notes } } });
+    let dispute = |status: &str, phase: &str| json!({ "dispute": { "entity": { "id": "disp_1", "payment_id": "pay_1", "amount": 5, "currency": "INR", "status": status, "phase": phase } } });
     let table = [
         ("payment.captured", json!({ "payment": payment(json!({ "order_id": "A" })) }), "captured pay_1 5 INR A", "payment.captured:pay_1:7"),
         ("payment.authorized", json!({ "payment": payment(json!([])) }), "authorised pay_1 5 INR -", "payment.authorized:pay_1:7"),
         ("payment.failed", json!({ "payment": payment(json!([])) }), "failed pay_1 5 INR -", "payment.failed:pay_1:7"),
         ("order.paid", json!({ "payment": payment(json!([])), "order": order }), "captured pay_1 5 INR R", "order.paid:order_1:7"),
         ("order.paid", json!({ "order": { "entity": { "id": "order_1" } } }), "unreadable", "order.paid:order_1:7"),
-        ("refund.processed", json!({ "refund": { "entity": { "id": "rfnd_1", "payment_id": "pay_1" } } }), "deferred pay_1", "refund.processed:rfnd_1:7"),
-        (
-            "payment.dispute.won",
-            json!({ "dispute": { "entity": { "id": "disp_1", "payment_id": "pay_1" } } }),
-            "deferred pay_1",
-            "payment.dispute.won:disp_1:7",
-        ),
+        ("refund.created", back(json!([])), "refund rfnd_1 pending 5 INR of pay_1", "refund.created:rfnd_1:7"),
+        ("refund.processed", back(json!({ "counterfoil_refund": MARK })), &format!("refund rfnd_1 pending 5 INR of pay_1 ours {MARK}"), "refund.processed:rfnd_1:7"),
+        ("payment.dispute.created", dispute("open", "retrieval"), "dispute disp_1 inquiry 5 INR of pay_1", "payment.dispute.created:disp_1:7"),
+        ("payment.dispute.created", dispute("open", "chargeback"), "dispute disp_1 opened 5 INR of pay_1", "payment.dispute.created:disp_1:7"),
+        ("payment.dispute.won", dispute("won", "chargeback"), "dispute disp_1 won 5 INR of pay_1", "payment.dispute.won:disp_1:7"),
+        ("payment_link.partially_paid", json!({ "payment": payment(json!({ "order_id": "A" })), "payment_link": { "entity": { "id": "plink_1" } } }), "captured pay_1 5 INR A", "payment_link.partially_paid:plink_1:7"),
         (
             "payment_link.expired",
             json!({ "payment_link": { "entity": { "id": "plink_1", "reference_id": "A" } } }),
@@ -201,8 +224,16 @@ fn squares_states_and_the_tip() {
         assert_eq!(said(&read(&adapter, &event(status))), format!("{} sq 5 USD A", format!("{news:?}").to_lowercase()));
     }
     assert_eq!(said(&read(&adapter, &event("NEW"))), "ignored");
-    let refund = json!({ "event_id": "e", "type": "refund.updated", "data": { "object": { "refund": { "payment_id": "sq" } } } });
-    assert_eq!(said(&read(&adapter, &refund)), "deferred sq");
+    let refund = |status: &str| json!({ "event_id": "e", "type": "refund.updated", "data": { "object": { "refund": {
+        "id": "rf", "payment_id": "sq", "status": status, "amount_money": money(3), "reason": format!("counterfoil {MARK}") } } } });
+    for (status, wanted) in [("PENDING", "pending"), ("COMPLETED", "succeeded"), ("REJECTED", "failed"), ("FAILED", "failed")] {
+        assert_eq!(said(&read(&adapter, &refund(status))), format!("refund rf {wanted} 3 USD of sq ours {MARK}"));
+    }
+    let dispute = |state: &str| json!({ "event_id": "e", "type": "dispute.state.updated", "data": { "object": { "dispute": {
+        "id": "dp", "state": state, "disputed_payment": { "payment_id": "sq" }, "amount_money": money(5) } } } });
+    for (state, wanted) in [("INQUIRY_PROCESSING", "inquiry"), ("EVIDENCE_REQUIRED", "opened"), ("WON", "won"), ("LOST", "lost"), ("ACCEPTED", "lost"), ("INQUIRY_CLOSED", "closed")] {
+        assert_eq!(said(&read(&adapter, &dispute(state))), format!("dispute dp {wanted} 5 USD of sq"));
+    }
     assert_eq!(said(&read(&adapter, &json!({ "event_id": "e", "type": "payment.updated", "data": null }))), "unreadable");
 }
 
@@ -211,9 +242,11 @@ fn standard_webhooks_bodies() {
     let adapter = Standard::new(&[Secret::new("whsec_c2VjcmV0").unwrap()]).unwrap();
     let headers: HeaderMap = [(http::HeaderName::from_static("webhook-id"), "msg_1".parse().unwrap())].into_iter().collect();
     let says = |data: &Value| said(&adapter.read(&headers, json!({ "type": "t", "data": data }).to_string().as_bytes(), Mode::Test));
-    let mut data = json!({ "order": "A", "payment_id": "p", "amount_minor": 5, "currency": "EUR", "status": "", "livemode": false });
+    let mut data = json!({ "order": "A", "payment_id": "p", "amount_minor": 5, "currency": "EUR", "status": "", "livemode": false, "refund_id": "r", "dispute_id": "d" });
     for (status, wanted) in
-        [("captured", "captured p 5 EUR A"), ("pending", "pending p 5 EUR A"), ("failed", "failed p 5 EUR A"), ("refunded", "deferred p"), ("odd", "ignored")]
+        [("captured", "captured p 5 EUR A"), ("pending", "pending p 5 EUR A"), ("failed", "failed p 5 EUR A"), ("failed_final", "failedfinal p 5 EUR A"), ("odd", "ignored"),
+         ("refund_pending", "refund r pending 5 EUR of p"), ("refunded", "refund r succeeded 5 EUR of p"), ("refund_failed", "refund r failed 5 EUR of p"),
+         ("disputed", "dispute d opened 5 EUR of p"), ("dispute_lost", "dispute d lost 5 EUR of p"), ("dispute_won", "dispute d won 5 EUR of p")]
     {
         data["status"] = json!(status);
         assert_eq!(says(&data), wanted);
@@ -235,13 +268,13 @@ fn real_payloads_of_the_shared_fixtures_are_read() {
     let table: [(&dyn Adapter, &str, &str); 9] = [
         (&stripe, "stripe/checkout.session.completed.json", "captured"),
         (&stripe, "stripe/payment_intent.succeeded.json", "captured"),
-        (&stripe, "stripe/charge.refunded.partial.json", "deferred"),
-        (&stripe, "stripe/charge.dispute.created.legacy_request_string.json", "deferred"),
+        (&stripe, "stripe/charge.refunded.partial.json", "reported"),
+        (&stripe, "stripe/charge.dispute.created.legacy_request_string.json", "dispute"),
         (&razorpay, "razorpay/payment.authorized.signed.json", "authorised"),
         (&razorpay, "razorpay/order.paid.json", "captured"),
-        (&razorpay, "razorpay/refund.processed.json", "deferred"),
+        (&razorpay, "razorpay/refund.processed.json", "refund"),
         (&square, "square/payment.updated.json", ""),
-        (&square, "square/dispute.created.json", "deferred"),
+        (&square, "square/dispute.created.json", "dispute"),
     ];
     let mut run = 0;
     for (adapter, path, wanted) in table {

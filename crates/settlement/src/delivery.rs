@@ -4,6 +4,9 @@ use counterfoil_payments::{Fact, OrderKey, Provider};
 use serde::Serialize;
 use uuid::Uuid;
 
+/// Providers retry for up to three days, and people replay for longer: what comes after a day is flagged and counted.
+pub const LATE_AFTER_SECONDS: i64 = 24 * 60 * 60;
+
 /// One delivery of one webhook event: authentic, translated, not yet stored.
 #[derive(Debug, Clone)]
 pub struct Delivery {
@@ -19,12 +22,44 @@ pub struct Delivery {
     pub event_type: String,
     /// The exact bytes that were signed.
     pub body: Vec<u8>,
-    /// Position of the secret that matched; 0 is the newest.
+    /// Position of the secret that matched; 0 is the newest, -1 when nothing was signed (we asked the provider ourselves).
     pub secret_position: i32,
+    /// When the provider made the event, by its own word, in Unix seconds.
+    pub made_at: Option<i64>,
+    /// Whether it came more than [`LATE_AFTER_SECONDS`] after that.
+    pub late: bool,
     /// What it says.
     pub fact: Fact,
     /// Trace context, to travel with the effects.
     pub traceparent: Option<String>,
+}
+
+impl Delivery {
+    /// What we read from a provider ourselves, as if it had been sent: its event id is derived from the fact, so that reading
+    /// the same again is a copy.
+    #[must_use]
+    pub fn of_read(provider: Provider, account: &str, fact: Fact) -> Self {
+        let (what, at) = match &fact {
+            Fact::Payment { news, payment, money, .. } => (format!("{payment}:{}", news.payment_status().name()), money.map_or(0, |money| money.amount_minor)),
+            Fact::Refund { payment, refund_id, status, money, .. } => (format!("{payment}:{refund_id}:{}", status.name()), money.amount_minor),
+            Fact::Dispute { payment, dispute_id, status, money, .. } => (format!("{payment}:{dispute_id}:{}", status.name()), money.amount_minor),
+            Fact::RefundsReported { payment, total } => (payment.to_string(), total.amount_minor),
+            Fact::Ignored { .. } | Fact::Unreadable { .. } => ("nothing".to_owned(), 0),
+        };
+        Self {
+            provider,
+            account: account.to_owned(),
+            event_id: format!("read:{what}:{at}"),
+            provider_event_id: None,
+            event_type: "counterfoil.read".into(),
+            body: serde_json::to_vec(&fact).unwrap_or_default(),
+            secret_position: -1,
+            made_at: None,
+            late: false,
+            fact,
+            traceparent: None,
+        }
+    }
 }
 
 /// What is stored about an event.
@@ -43,7 +78,7 @@ pub enum Outcome {
     Held,
     /// A second payment of a paid order.
     Extra,
-    /// Acted on by a later release.
+    /// Stored by an earlier release that did not act on it; housekeeping drives it again.
     Deferred,
     /// Authentic, but not what the provider documents.
     Unreadable,

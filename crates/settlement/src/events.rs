@@ -1,8 +1,7 @@
 //! Events that touch no order: ignored, deferred, unreadable, waiting, failed; and reading them back.
 
 use counterfoil_payments::Fact;
-use sqlx::{PgConnection, PgTransaction};
-use uuid::Uuid;
+use sqlx::PgTransaction;
 
 use crate::delivery::{Delivery, Outcome, Verdict};
 use crate::rounds::Item;
@@ -15,7 +14,7 @@ pub(crate) struct Note<'a> {
 }
 
 /// Stores events as they are, or counts one more delivery of them; one statement for all.
-/// A copy of a stored event leaves its outcome as it is, except that one that failed is driven again.
+/// A copy of a stored event leaves its outcome as it is, except that one that waits, failed or was deferred is driven again.
 pub(crate) async fn store(tx: &mut PgTransaction<'_>, items: &[(&Item<'_>, Note<'_>)]) -> sqlx::Result<Vec<Verdict>> {
     if items.is_empty() {
         return Ok(Vec::new());
@@ -30,31 +29,39 @@ pub(crate) async fn store(tx: &mut PgTransaction<'_>, items: &[(&Item<'_>, Note<
     let reasons: Vec<Option<String>> = items.iter().map(|(_, note)| note.reason.map(str::to_owned)).collect();
     let waits: Vec<Option<String>> = items.iter().map(|(_, note)| note.waits_for.clone()).collect();
     let facts: Vec<Option<serde_json::Value>> = items.iter().map(|(item, note)| note.waits_for.is_some().then(|| stored_fact(item.delivery))).collect();
+    let made_at: Vec<Option<i64>> = items.iter().map(|(item, _)| item.delivery.made_at).collect();
+    let late: Vec<bool> = items.iter().map(|(item, _)| item.delivery.late).collect();
     let rows = sqlx::query!(
         r#"WITH input AS (
-            SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::integer[], $8::bigint[], $9::bytea[],
-                $10::text[], $11::text[], $12::text[], $13::jsonb[]) WITH ORDINALITY
-            AS i (provider, account, event_id, provider_event_id, event_type, body, secret_position, deliveries, differing_body, outcome, reason, waits_for, fact, n)
+            SELECT *, CASE WHEN late THEN deliveries ELSE 0 END AS late_deliveries FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[],
+                $6::bytea[], $7::integer[], $8::bigint[], $9::bytea[], $10::text[], $11::text[], $12::text[], $13::jsonb[], $14::bigint[], $15::boolean[])
+                WITH ORDINALITY
+            AS i (provider, account, event_id, provider_event_id, event_type, body, secret_position, deliveries, differing_body, outcome, reason, waits_for, fact,
+                made_at, late, n)
         ), stored AS (
             INSERT INTO webhook_events AS w (provider, account, event_id, provider_event_id, event_type, body, secret_position, deliveries,
-                outcome, reason, waits_for, fact, processed_at, processed_in, differing, differing_body)
+                outcome, reason, waits_for, fact, processed_at, processed_in, differing, differing_body, made_at, late_deliveries)
             SELECT provider, account, event_id, provider_event_id, event_type, body, secret_position, deliveries,
-                outcome, reason, waits_for, fact, CASE WHEN waits_for IS NULL THEN now() END, pg_current_xact_id(), (differing_body IS NOT NULL)::integer, differing_body
+                outcome, reason, waits_for, fact, CASE WHEN waits_for IS NULL THEN now() END, pg_current_xact_id(), (differing_body IS NOT NULL)::integer,
+                differing_body, to_timestamp(made_at::float8), late_deliveries
             FROM input ORDER BY provider, account, event_id
             ON CONFLICT (provider, account, event_id) DO UPDATE SET
                 deliveries = w.deliveries + excluded.deliveries,
-                differing = w.differing + (w.body <> excluded.body)::integer + excluded.differing,
-                differing_body = CASE WHEN w.body <> excluded.body THEN excluded.body ELSE COALESCE(excluded.differing_body, w.differing_body) END,
-                outcome = CASE WHEN w.outcome = 'failed' AND w.body = excluded.body THEN excluded.outcome ELSE w.outcome END,
-                reason = CASE WHEN w.outcome = 'failed' AND w.body = excluded.body THEN excluded.reason ELSE w.reason END,
-                waits_for = CASE WHEN w.outcome = 'failed' AND w.body = excluded.body THEN excluded.waits_for ELSE w.waits_for END,
-                fact = CASE WHEN w.outcome = 'failed' AND w.body = excluded.body THEN excluded.fact ELSE w.fact END
+                late_deliveries = w.late_deliveries + excluded.late_deliveries,
+                differing = w.differing + (excluded.deliveries > 0 AND w.body <> excluded.body)::integer + excluded.differing,
+                differing_body = CASE WHEN excluded.deliveries > 0 AND w.body <> excluded.body THEN excluded.body ELSE COALESCE(excluded.differing_body, w.differing_body) END,
+                (outcome, reason, waits_for, fact, processed_at, processed_in) = (SELECT excluded.outcome, excluded.reason, excluded.waits_for,
+                        CASE WHEN excluded.waits_for IS NULL THEN w.fact ELSE excluded.fact END, excluded.processed_at, excluded.processed_in
+                    WHERE w.outcome IN ('waiting', 'failed', 'deferred') AND w.outcome <> excluded.outcome AND (excluded.deliveries = 0 OR w.body = excluded.body)
+                    UNION ALL SELECT w.outcome, w.reason, w.waits_for, w.fact, w.processed_at, w.processed_in LIMIT 1)
             RETURNING provider, account, event_id, outcome, w.processed_in IS NOT DISTINCT FROM pg_current_xact_id() AS fresh, w.body
         )
-        SELECT s.outcome, s.fresh AS "fresh!", (s.body <> i.body OR i.differing_body IS NOT NULL) AS "differs!" FROM input i JOIN stored s USING (provider, account, event_id) ORDER BY i.n"#,
+        SELECT s.outcome, s.fresh AS "fresh!", (i.deliveries > 0 AND s.body <> i.body OR i.differing_body IS NOT NULL) AS "differs!"
+        FROM input i JOIN stored s USING (provider, account, event_id) ORDER BY i.n"#,
         &column(&|d| d.provider.name().to_owned()), &column(&|d| d.account.clone()), &column(&|d| d.event_id.clone()),
         &provider_event_ids as &[Option<String>], &column(&|d| d.event_type.clone()), &bodies, &positions, &deliveries, &differing as &[Option<Vec<u8>>],
         &outcomes, &reasons as &[Option<String>], &waits as &[Option<String>], &facts as &[Option<serde_json::Value>],
+        &made_at as &[Option<i64>], &late,
     )
     .fetch_all(&mut **tx)
     .await?;
@@ -119,6 +126,8 @@ impl Waiting {
             event_type: self.event_type.clone(),
             body: Vec::new(),
             secret_position: self.secret_position,
+            made_at: None, // stored already
+            late: false,
             fact: stored.fact,
             traceparent: stored.traceparent,
         })
@@ -149,41 +158,4 @@ pub(crate) async fn fail_waiting(tx: &mut PgTransaction<'_>, waiting: &Waiting, 
     .execute(&mut **tx)
     .await?;
     Ok(())
-}
-
-/// A stored webhook event, as the trail shows it.
-#[derive(Debug, Clone)]
-pub struct Seen {
-    /// Who sent it.
-    pub provider: String,
-    /// The provider's name for what happened.
-    pub event_type: String,
-    /// Its id.
-    pub event_id: String,
-    /// How often it came.
-    pub deliveries: i64,
-    /// What became of it.
-    pub outcome: String,
-    /// First arrival, RFC 3339.
-    pub received_at: String,
-}
-
-/// The stored events whose body names the order or one of its payments. A search over recent events, for people.
-///
-/// # Errors
-/// When the database fails.
-pub async fn deliveries_of_order(connection: &mut PgConnection, order_id: Uuid) -> sqlx::Result<Vec<Seen>> {
-    sqlx::query_as!(
-        Seen,
-        r#"WITH names AS (
-            SELECT id::text AS name FROM orders WHERE id = $1 UNION SELECT reference FROM orders WHERE id = $1 UNION SELECT payment_id FROM payments WHERE order_id = $1)
-        SELECT provider, event_type, event_id, deliveries, outcome,
-            to_char(received_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "received_at!"
-        FROM webhook_events w WHERE received_at > now() - interval '7 days'
-            AND EXISTS (SELECT FROM names WHERE position(convert_to(name, 'UTF8') IN w.body) > 0)
-        ORDER BY w.received_at LIMIT 200"#,
-        order_id,
-    )
-    .fetch_all(connection)
-    .await
 }

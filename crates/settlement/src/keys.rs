@@ -32,8 +32,7 @@ pub struct Stored {
 /// # Errors
 /// When the database fails.
 pub async fn begin_key(tx: &mut PgTransaction<'_>, scope: &str, key: &str, request_hash: &[u8]) -> sqlx::Result<Begun> {
-    let lock = sqlx::query_scalar!(r#"SELECT pg_try_advisory_xact_lock(hashtextextended($1 || chr(31) || $2, 1)) AS "free!""#, scope, key);
-    if !lock.fetch_one(&mut **tx).await? {
+    if !lock(tx, scope, key).await? {
         return Ok(Begun::Running);
     }
     let known = sqlx::query!("SELECT request_hash, status, response_status, response_body FROM idempotency_keys WHERE scope = $1 AND key = $2", scope, key)
@@ -68,5 +67,17 @@ pub async fn complete_key(tx: &mut PgTransaction<'_>, scope: &str, key: &str, an
     )
     .execute(&mut **tx)
     .await?;
+    Ok(())
+}
+
+/// Takes the key's lock, which a running call holds; `false` when there is one.
+pub(crate) async fn lock(tx: &mut PgTransaction<'_>, scope: &str, key: &str) -> sqlx::Result<bool> {
+    let lock = sqlx::query_scalar!(r#"SELECT pg_try_advisory_xact_lock(hashtextextended($1 || chr(31) || $2, 1)) AS "free!""#, scope, key);
+    lock.fetch_one(&mut **tx).await
+}
+
+/// Forgets a key whose call never did its work.
+pub(crate) async fn clear(tx: &mut PgTransaction<'_>, scope: &str, key: &str) -> sqlx::Result<()> {
+    sqlx::query!("DELETE FROM idempotency_keys WHERE scope = $1 AND key = $2 AND status = 'in_progress'", scope, key).execute(&mut **tx).await?;
     Ok(())
 }

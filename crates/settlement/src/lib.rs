@@ -1,25 +1,43 @@
-//! What a fact does to an order: `webhook_events`, `orders`, `payments` and `idempotency_keys`.
+//! What a fact does to an order: `webhook_events`, `orders`, `payments`, `refunds`, `disputes` and `idempotency_keys`.
 //!
 //! [`settle()`] takes a batch of deliveries in one transaction. Its happy path is one statement for each round
-//! ([`statement`]); what that leaves over is classified afterwards ([`classify`]).
+//! ([`statement`]); what that leaves over is classified afterwards ([`classify`]). Money that goes back is settled one by
+//! one ([`moneyback`]); what no message starts is found by [`housekeeping`].
 
 #![warn(clippy::float_arithmetic)] // money is integers
 
+mod aside;
+mod attention;
+mod backfill;
 mod classify;
 mod customer;
 mod delivery;
+mod disputes;
 mod events;
 mod failure;
+pub mod housekeeping;
 mod keys;
+mod moneyback;
 mod orders;
+mod reads;
+mod refunds;
 mod rounds;
+mod seen;
 mod settle;
 mod statement;
 
+pub use attention::{Attention, attention};
+pub use backfill::{Backfilled, backfill, known_events};
 pub use customer::{CustomerState, customer_state};
-pub use delivery::{Delivery, Outcome, Settled, Verdict};
-pub use events::{Seen, deliveries_of_order, store_failed};
+pub use delivery::{Delivery, LATE_AFTER_SECONDS, Outcome, Settled, Verdict};
+pub use disputes::{Dispute, disputes_of};
+pub use events::store_failed;
 pub use failure::Failure;
 pub use keys::{Begun, Stored, begin_key, complete_key};
-pub use orders::{LineText, NewOrder, Order, Payment, Refused, create, find, find_by_payment, find_id, payments_of};
+pub use orders::{LineText, NewOrder, Order, OrderView, Payment, Refused, cancel, create, expire, find, find_by_payment, find_id, payments_of, session_of, set_session, view};
+pub use reads::{ReadPlan, claim_due_reads, claim_read, plan_of, read_failed};
+pub use refunds::{
+    NewRefund, Refund, RefundRefused, count_call, find as find_refund, hold_payment, hold_refund, refund_answered, refund_refused, refunds_of, request_refund,
+};
+pub use seen::{Seen, deliveries_of_order};
 pub use settle::{lock_orders, settle, settle_or_wait};

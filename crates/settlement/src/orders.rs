@@ -1,11 +1,13 @@
 //! Orders and their payments: made by the API, read by people.
 
 use counterfoil_payments::event::{Customer, OrderData, PaymentData};
-use counterfoil_payments::{Contact, Disposition, Money, OrderId, OrderKey, Reference};
+use counterfoil_payments::{Contact, Disposition, Money, OrderId, OrderKey, OrderStatus, PaymentKey, Reference};
 use serde::Serialize;
 use sqlx::{PgConnection, PgTransaction};
 use uuid::Uuid;
 
+use crate::disputes::{self, Dispute};
+use crate::refunds::{self, Refund};
 use crate::settle;
 
 /// An order to make. Everything in it has been proven by the caller.
@@ -19,6 +21,12 @@ pub struct NewOrder {
     pub customer: Customer,
     /// What is bought.
     pub lines: LineText,
+    /// How long it may be paid, in seconds; `None` for ever.
+    pub expires_in_s: Option<i64>,
+    /// The checkout session that the shop has opened for it, as (provider, account, id).
+    pub session: Option<PaymentKey>,
+    /// The caller's idempotency key, scope first: how housekeeping finds out whether a call did its work.
+    pub made_by: Option<(String, String)>,
 }
 
 /// The lines of an order as JSON.
@@ -30,6 +38,12 @@ pub enum Refused {
     /// Its reference names another order.
     #[error("the reference {0:?} names another order already")]
     ReferenceTaken(String),
+    /// There is no such order.
+    #[error("no order has this id or reference")]
+    NoOrder,
+    /// It is in a state that rules this out.
+    #[error("the order is {0}")]
+    Status(String),
     /// The database failed.
     #[error(transparent)]
     Database(#[from] sqlx::Error),
@@ -52,6 +66,8 @@ pub struct Order {
     pub currency: String,
     /// When it became paid, RFC 3339.
     pub paid_at: Option<String>,
+    /// Until when it may be paid, RFC 3339.
+    pub expires_at: Option<String>,
     /// When it was made, RFC 3339.
     pub created_at: String,
 }
@@ -77,6 +93,17 @@ pub struct Payment {
     pub currency: Option<String>,
 }
 
+impl Payment {
+    /// Its key.
+    ///
+    /// # Errors
+    /// When the row names a provider that this release does not know.
+    pub fn key(&self) -> sqlx::Result<PaymentKey> {
+        let provider = self.provider.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+        Ok(PaymentKey { provider, account: self.account.clone(), payment_id: self.payment_id.clone() })
+    }
+}
+
 /// Makes an order and settles, in the same transaction, the events that came before it.
 ///
 /// # Errors
@@ -85,9 +112,12 @@ pub async fn create(tx: &mut PgTransaction<'_>, new: &NewOrder) -> Result<Order,
     let name = OrderKey::Reference(new.reference.clone()).waits_for();
     settle::lock_names(tx, std::slice::from_ref(&name)).await?;
     let customer = &new.customer;
+    let (scope, key) = new.made_by.clone().unzip();
+    let session = new.session.as_ref();
     let made = sqlx::query_scalar!(
-        "INSERT INTO orders (id, reference, amount_minor, currency, customer_email, customer_name, customer_phone, lines)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT ON CONSTRAINT orders_reference_unique DO NOTHING RETURNING id",
+        "INSERT INTO orders (id, reference, amount_minor, currency, customer_email, customer_name, customer_phone, lines, expires_at,
+            session_provider, session_account, session_id, made_by_scope, made_by_key)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, now() + make_interval(secs => $9::bigint::float8), $10, $11, $12, $13, $14) ON CONFLICT ON CONSTRAINT orders_reference_unique DO NOTHING RETURNING id",
         Uuid::now_v7(),
         new.reference.as_str(),
         new.money.amount_minor,
@@ -96,6 +126,12 @@ pub async fn create(tx: &mut PgTransaction<'_>, new: &NewOrder) -> Result<Order,
         customer.name,
         customer.phone,
         new.lines,
+        new.expires_in_s,
+        session.map(|session| session.provider.name()),
+        session.map(|session| session.account.clone()),
+        session.map(|session| session.payment_id.clone()),
+        scope,
+        key,
     )
     .fetch_optional(&mut **tx)
     .await?;
@@ -144,6 +180,7 @@ pub async fn find_id(connection: &mut PgConnection, id: Uuid) -> sqlx::Result<Op
         Order,
         r#"SELECT id, reference, status, version, amount_minor, currency,
             to_char(paid_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS paid_at,
+            to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS expires_at,
             to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "created_at!"
         FROM orders WHERE id = $1"#,
         id,
@@ -166,20 +203,134 @@ pub async fn payments_of(connection: &mut PgConnection, order: Uuid) -> sqlx::Re
     .await
 }
 
-/// Takes the order's next version, for an event that changes nothing else about it.
-pub(crate) async fn next_version(tx: &mut PgTransaction<'_>, order: Uuid) -> sqlx::Result<i64> {
-    sqlx::query_scalar!("UPDATE orders SET version = version + 1, updated_at = now() WHERE id = $1 RETURNING version", order).fetch_one(&mut **tx).await
+/// An order with all that belongs to it: the body of `GET /orders/{id}`.
+#[derive(Debug, Clone, Serialize)]
+pub struct OrderView {
+    /// The order.
+    #[serde(flatten)]
+    pub order: Order,
+    /// Its payments.
+    pub payments: Vec<Payment>,
+    /// Money that went back or is about to.
+    pub refunds: Vec<Refund>,
+    /// Customers' objections at their bank.
+    pub disputes: Vec<Dispute>,
 }
 
-/// Stores the contact of a paid order that had none. `None` when it had one, or is not paid.
+/// Reads an order with all that belongs to it.
+///
+/// # Errors
+/// When the database fails.
+pub async fn view(connection: &mut PgConnection, key: &OrderKey) -> sqlx::Result<Option<OrderView>> {
+    let Some(order) = find(&mut *connection, key).await? else { return Ok(None) };
+    let payments = payments_of(&mut *connection, order.id).await?;
+    let refunds = refunds::refunds_of(&mut *connection, order.id).await?;
+    let disputes = disputes::disputes_of(connection, order.id).await?;
+    Ok(Some(OrderView { order, payments, refunds, disputes }))
+}
+
+/// Cancels an unpaid order; one that is cancelled already stays so.
+///
+/// # Errors
+/// When there is no such order, or it is paid or expired.
+pub async fn cancel(tx: &mut PgTransaction<'_>, key: &OrderKey) -> Result<OrderId, Refused> {
+    let order = find(&mut *tx, key).await?.ok_or(Refused::NoOrder)?;
+    let cancelled = sqlx::query!(
+        "UPDATE orders SET status = 'cancelled', version = version + 1, updated_at = now()
+         WHERE id = $1 AND status IN ('pending_payment', 'payment_pending', 'failed_final')",
+        order.id,
+    )
+    .execute(&mut **tx)
+    .await?;
+    if cancelled.rows_affected() == 1 {
+        return Ok(OrderId(order.id));
+    }
+    let now = find_id(&mut *tx, order.id).await?.ok_or(Refused::NoOrder)?;
+    if now.status == OrderStatus::Cancelled.name() { Ok(OrderId(order.id)) } else { Err(Refused::Status(now.status)) }
+}
+
+/// Ends unpaid orders whose own deadline has passed by the database's clock; at most `limit`. Returns how many.
+///
+/// # Errors
+/// When the database fails.
+pub async fn expire(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Result<u64> {
+    let done = sqlx::query!(
+        "UPDATE orders SET status = 'expired', version = version + 1, updated_at = now() WHERE id IN (
+            SELECT id FROM orders WHERE expires_at < now() AND status IN ('pending_payment', 'payment_pending', 'failed_final')
+            ORDER BY id LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED)",
+        limit
+    )
+    .execute(&mut **tx)
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// The checkout session that the shop has opened for an order; its provider is asked what became of it.
+///
+/// # Errors
+/// When the database fails. `false` when there is no such order.
+pub async fn set_session(connection: &mut PgConnection, order: Uuid, session: &PaymentKey) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "UPDATE orders SET session_provider = $2, session_account = $3, session_id = $4, updated_at = now() WHERE id = $1",
+        order,
+        session.provider.name(),
+        session.account,
+        session.payment_id,
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// The checkout session of an order, if the shop has told us of one.
+///
+/// # Errors
+/// When the database fails.
+pub async fn session_of(connection: &mut PgConnection, order: Uuid) -> sqlx::Result<Option<PaymentKey>> {
+    let row = sqlx::query!(
+        r#"SELECT session_provider AS "provider!", session_account AS "account!", session_id AS "id!" FROM orders WHERE id = $1 AND session_id IS NOT NULL"#,
+        order
+    );
+    let Some(row) = row.fetch_optional(connection).await? else { return Ok(None) };
+    let provider = row.provider.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+    Ok(Some(PaymentKey { provider, account: row.account, payment_id: row.id }))
+}
+
+/// What an order is after its money changed.
+#[derive(Debug)]
+pub(crate) struct Restated {
+    pub(crate) status: String,
+    pub(crate) version: i64,
+}
+
+/// Says anew what a paid order is, by the money that still stands: all that was captured for it in its currency, less what
+/// went back. Takes the order's next version. An order that was never paid keeps its status.
+pub(crate) async fn restate(tx: &mut PgTransaction<'_>, order: Uuid) -> sqlx::Result<Restated> {
+    sqlx::query_as!(
+        Restated,
+        "WITH standing AS (
+            SELECT COALESCE((SELECT sum(p.amount_minor) FROM payments p
+                WHERE p.order_id = o.id AND p.status = 'captured' AND p.currency = o.currency), 0)
+              - COALESCE((SELECT sum(r.amount_minor) FROM refunds r WHERE r.order_id = o.id AND r.status = 'succeeded' AND r.currency = o.currency), 0) AS minor
+            FROM orders o WHERE o.id = $1)
+        UPDATE orders o SET version = o.version + 1, updated_at = now(), status = CASE
+            WHEN o.status NOT IN ('paid', 'partially_refunded', 'refunded') THEN o.status
+            WHEN s.minor >= o.amount_minor THEN 'paid' WHEN s.minor > 0 THEN 'partially_refunded' ELSE 'refunded' END
+        FROM standing s WHERE o.id = $1 RETURNING o.status, o.version",
+        order,
+    )
+    .fetch_one(&mut **tx)
+    .await
+}
+
+/// Stores the contact of an order that had none. `None` when it had one, or is not paid: then its receipt will find it.
 pub(crate) async fn learn_contact(tx: &mut PgTransaction<'_>, order: Uuid, contact: &Contact) -> sqlx::Result<Option<OrderData>> {
     let row = sqlx::query!(
         r#"UPDATE orders SET customer_email = $2, customer_name = COALESCE(customer_name, $3), customer_phone = COALESCE(customer_phone, $4),
             version = version + 1, updated_at = now()
-        WHERE id = $1 AND customer_email IS NULL AND status IN ('paid', 'partially_refunded', 'refunded')
+        WHERE id = $1 AND customer_email IS NULL
         RETURNING reference, version, amount_minor, currency, customer_email, customer_name, customer_phone, lines,
-            to_char(paid_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS "paid_at!",
-            paid_provider AS "paid_provider!", paid_account AS "paid_account!", paid_payment_id AS "paid_payment_id!""#,
+            to_char(paid_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS paid_at, paid_provider, paid_account, paid_payment_id"#,
         order,
         contact.email,
         contact.name,
@@ -187,27 +338,31 @@ pub(crate) async fn learn_contact(tx: &mut PgTransaction<'_>, order: Uuid, conta
     )
     .fetch_optional(&mut **tx)
     .await?;
-    row.map(|row| {
-        let currency = row.currency.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
-        let provider = row.paid_provider.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
-        Ok(OrderData {
-            order_id: OrderId(order),
-            reference: row.reference,
-            version: row.version,
+    let Some(row) = row else { return Ok(None) };
+    let (Some(paid_at), Some(provider), Some(account), Some(payment_id)) = (row.paid_at, row.paid_provider, row.paid_account, row.paid_payment_id) else {
+        return Ok(None);
+    };
+    let currency = row.currency.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+    let provider = provider.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+    Ok(Some(OrderData {
+        order_id: OrderId(order),
+        reference: row.reference,
+        version: row.version,
+        amount_minor: row.amount_minor,
+        currency,
+        customer: Customer { email: row.customer_email, name: row.customer_name, phone: row.customer_phone },
+        lines: serde_json::from_value(row.lines).map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
+        paid_at,
+        payment: PaymentData {
+            provider,
+            account,
+            payment_id,
             amount_minor: row.amount_minor,
             currency,
-            customer: Customer { email: row.customer_email, name: row.customer_name, phone: row.customer_phone },
-            lines: serde_json::from_value(row.lines).map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
-            paid_at: row.paid_at,
-            payment: PaymentData {
-                provider,
-                account: row.paid_account,
-                payment_id: row.paid_payment_id,
-                amount_minor: row.amount_minor,
-                currency,
-                before: Disposition::Settled,
-            },
-        })
-    })
-    .transpose()
+            settled_minor: Some(row.amount_minor),
+            before: Disposition::Settled,
+            booked_minor: Some(row.amount_minor),
+            booked_settled_minor: Some(row.amount_minor),
+        },
+    }))
 }

@@ -73,6 +73,8 @@ mod tests {
             event_type: "t".into(),
             body: body.into(),
             secret_position: 0,
+            made_at: None,
+            late: false,
             fact: Fact::Ignored { reason: String::new() },
             traceparent: None,
         }

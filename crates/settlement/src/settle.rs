@@ -6,10 +6,12 @@ use counterfoil_payments::{Contact, Fact, Money, News, OrderKey, PaymentKey};
 use sqlx::{Connection, PgTransaction};
 use uuid::Uuid;
 
+use crate::aside;
 use crate::classify::{self, Leftover};
 use crate::delivery::{Delivery, Outcome, Settled, Verdict};
 use crate::events::{self, Note};
 use crate::failure::Failure;
+use crate::{moneyback, orders};
 use crate::rounds::{self, Item};
 use crate::statement::{self, Done};
 
@@ -62,7 +64,8 @@ pub async fn settle_or_wait(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> s
 pub(crate) async fn settle_waiting(tx: &mut PgTransaction<'_>, names: &[String]) -> sqlx::Result<()> {
     for waiting in events::take_waiting(tx, names).await? {
         let mut alone = Connection::begin(&mut **tx).await?; // a savepoint
-        let Err(error) = drive_again(&mut alone, &waiting).await else {
+        let again = async { drive_again(&mut alone, &waiting.delivery()?).await };
+        let Err(error) = again.await else {
             alone.commit().await?;
             continue;
         };
@@ -77,9 +80,9 @@ pub(crate) async fn settle_waiting(tx: &mut PgTransaction<'_>, names: &[String])
     Ok(())
 }
 
-async fn drive_again(tx: &mut PgTransaction<'_>, waiting: &events::Waiting) -> sqlx::Result<()> {
-    let delivery = waiting.delivery()?;
-    let mut items = rounds::fold(std::slice::from_ref(&delivery));
+/// Settles a stored event again: it counts as no delivery, and its body stays as it is.
+pub(crate) async fn drive_again(tx: &mut PgTransaction<'_>, delivery: &Delivery) -> sqlx::Result<()> {
+    let mut items = rounds::fold(std::slice::from_ref(delivery));
     for item in &mut items {
         item.deliveries = 0;
     }
@@ -98,14 +101,14 @@ pub(crate) async fn lock_names(tx: &mut PgTransaction<'_>, names: &[String]) -> 
 fn order_key(fact: &Fact) -> Option<&OrderKey> {
     match fact {
         Fact::Payment { order, .. } => order.as_ref(),
-        Fact::Deferred { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => None,
+        Fact::Refund { .. } | Fact::RefundsReported { .. } | Fact::Dispute { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => None,
     }
 }
 
 fn payment_of(fact: &Fact) -> Option<(News, Option<Money>, &Contact)> {
     match fact {
         Fact::Payment { news, money, contact, .. } => Some((*news, *money, contact)),
-        Fact::Deferred { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => None,
+        Fact::Refund { .. } | Fact::RefundsReported { .. } | Fact::Dispute { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => None,
     }
 }
 
@@ -123,11 +126,12 @@ async fn settle_items(tx: &mut PgTransaction<'_>, size: usize, mut items: Vec<It
     resolve(tx, &mut items).await?;
     let mut verdicts = vec![Verdict::stored(Outcome::Failed, false, false); size];
     let mut aside: Vec<(&Item<'_>, Note<'_>)> = Vec::new();
-    let mut acting = Vec::new();
+    let (mut acting, mut money_back, mut awaited) = (Vec::new(), Vec::new(), Vec::new());
     for item in &items {
         match (&item.delivery.fact, item.order) {
             (Fact::Payment { payment, .. }, Some(order)) => acting.push((item, order, payment)),
             (Fact::Payment { order: Some(key), .. }, None) => assign(&mut verdicts, item, &Verdict::NoOrder(key.clone())),
+            (Fact::Refund { .. } | Fact::RefundsReported { .. } | Fact::Dispute { .. }, _) => money_back.push(item),
             (fact, _) => aside.push((item, note(fact))),
         }
     }
@@ -141,14 +145,23 @@ async fn settle_items(tx: &mut PgTransaction<'_>, size: usize, mut items: Vec<It
         for ((item, ..), verdict) in round.iter().zip(classify_round(tx, &round, &done).await?) {
             assign(&mut verdicts, item, &verdict);
         }
+        awaited.extend(round.iter().zip(&done).filter(|(_, done)| done.awaited && done.payment_status.is_some()).map(|((.., payment), _)| payment.waits_for()));
+    }
+    for item in money_back {
+        let verdict = moneyback::settle(tx, item).await?;
+        assign(&mut verdicts, item, &verdict);
+    }
+    if !awaited.is_empty() {
+        Box::pin(settle_waiting(tx, &awaited)).await?;
     }
     Ok(verdicts)
 }
 
 fn note(fact: &Fact) -> Note<'_> {
     let (outcome, reason) = match fact {
-        Fact::Payment { .. } => (Outcome::Ignored, "it names no order, and its payment is not known"),
-        Fact::Deferred { .. } => (Outcome::Deferred, "refunds, disputes and part payments are acted on by a later release"),
+        Fact::Payment { .. } | Fact::Refund { .. } | Fact::RefundsReported { .. } | Fact::Dispute { .. } => {
+            (Outcome::Ignored, "it names no order, and its payment is not known")
+        }
         Fact::Ignored { reason } => (Outcome::Ignored, reason.as_str()),
         Fact::Unreadable { reason } => (Outcome::Unreadable, reason.as_str()),
     };
@@ -163,7 +176,7 @@ async fn resolve(tx: &mut PgTransaction<'_>, items: &mut [Item<'_>]) -> sqlx::Re
             Fact::Payment { order: Some(OrderKey::Id(id)), .. } => item.order = Some(id.0),
             Fact::Payment { order: Some(OrderKey::Reference(reference)), .. } => references.push(reference.as_str().to_owned()),
             Fact::Payment { order: None, payment, .. } => payments.push(payment.clone()),
-            Fact::Deferred { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => {}
+            Fact::Refund { .. } | Fact::RefundsReported { .. } | Fact::Dispute { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => {}
         }
     }
     let by_reference: HashMap<String, Uuid> = if references.is_empty() {
@@ -239,6 +252,12 @@ async fn classify_one<'a>(
     }
     if done.order_became.is_some() {
         let paid = (done.order_became.as_deref() == Some("paid")).then_some(order);
+        if paid.is_some() && done.payment_before_minor > Some(0) {
+            orders::restate(tx, order).await?; // captured in parts, of which some may have gone back already
+        }
+        if done.others_held == Some(true) {
+            aside::now_extra(tx, order).await?;
+        }
         return Ok(Verdict::Settled(Settled { outcome: Outcome::Applied, duplicate: false, differs, paid }));
     }
     if contact.email.is_some() && done.order_without_email == Some(true) && done.payment_order == Some(order) {
@@ -251,11 +270,15 @@ async fn classify_one<'a>(
             Outcome::Superseded
         }
         Some(Leftover::Extra) => {
-            classify::set_aside(tx, delivery, order, payment, Outcome::Extra, "already_paid").await?;
+            aside::set_aside(tx, delivery, order, payment, Outcome::Extra, "already_paid").await?;
             Outcome::Extra
         }
         Some(Leftover::Held(reason)) => {
-            classify::set_aside(tx, delivery, order, payment, Outcome::Held, reason).await?;
+            aside::set_aside(tx, delivery, order, payment, Outcome::Held, reason).await?;
+            Outcome::Held
+        }
+        Some(Leftover::Grew) => {
+            aside::set_aside(tx, delivery, order, payment, Outcome::Held, aside::CAPTURED_MORE).await?;
             Outcome::Held
         }
     };

@@ -8,7 +8,7 @@
 //! - The payment's row decides whose money it is: the upsert sets status and amounts by rank with CASE (a WHERE would
 //!   drop the row from RETURNING) and never changes `order_id`; the orders' update joins the *returned* `order_id`.
 
-use counterfoil_payments::{Fact, PaymentKey, event};
+use counterfoil_payments::{Fact, News, PaymentKey, event};
 use sqlx::PgTransaction;
 use uuid::Uuid;
 
@@ -31,6 +31,13 @@ pub(crate) struct Done {
     pub(crate) payment_order: Option<Uuid>,
     pub(crate) payment_status: Option<String>,
     pub(crate) payment_disposition: Option<String>,
+    /// What of the payment is captured now, and what was before.
+    pub(crate) payment_minor: Option<i64>,
+    pub(crate) payment_before_minor: Option<i64>,
+    /// Whether the order became paid while other payments of it are held.
+    pub(crate) others_held: Option<bool>,
+    /// Whether refunds or disputes wait for this capture.
+    pub(crate) awaited: bool,
     /// The order's status afterwards, when it changed.
     pub(crate) order_became: Option<String>,
 }
@@ -59,6 +66,9 @@ struct Columns {
     phone: Vec<Option<String>>,
     paid_event_id: Vec<Uuid>,
     headers: Vec<serde_json::Value>,
+    is_final: Vec<bool>,
+    made_at: Vec<Option<i64>>,
+    late: Vec<bool>,
 }
 
 impl Columns {
@@ -89,6 +99,9 @@ impl Columns {
         self.phone.push(contact.phone.clone());
         self.paid_event_id.push(event::order_paid(counterfoil_payments::OrderId(order)));
         self.headers.push(headers(delivery.traceparent.as_deref()));
+        self.is_final.push(*news == News::FailedFinal);
+        self.made_at.push(delivery.made_at);
+        self.late.push(delivery.late);
     }
 }
 
@@ -128,6 +141,9 @@ pub(crate) async fn settle_round(tx: &mut PgTransaction<'_>, round: &[(&Item<'_>
         &c.phone as &[Option<String>],
         &c.paid_event_id,
         &c.headers,
+        &c.is_final,
+        &c.made_at as &[Option<i64>],
+        &c.late,
     )
     .fetch_all(&mut **tx)
     .await

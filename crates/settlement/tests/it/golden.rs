@@ -1,13 +1,13 @@
 //! What settlement writes has the shape of the golden files of docs/events.md.
 
-use counterfoil_payments::{Contact, Fact, News, OrderId, OrderKey};
-use counterfoil_settlement::Delivery;
+use counterfoil_payments::{Contact, DisputeStatus, Fact, News, OrderId, OrderKey, RefundStatus, Topic};
+use counterfoil_settlement::{Delivery, NewRefund, request_refund};
 use counterfoil_tests::Stage;
 use serde_json::Value;
 use sqlx::PgPool;
 use uuid::Uuid;
 
-use crate::support::{delivery, news, order, outcomes};
+use crate::support::{delivery, dispute, news, order, outcomes, refund};
 
 /// Names of all fields, with their paths; of a list, those of its first item.
 fn shape(value: &Value, path: &str, into: &mut Vec<String>) {
@@ -35,7 +35,22 @@ async fn every_payload_that_settlement_writes_has_exactly_the_fields_of_its_gold
     };
     let wrong = delivery(News::Captured, Some(OrderKey::Id(OrderId(order(&pool).await))), "pi_3", 1, "EUR");
     outcomes(&pool, &[news(News::Captured, bare, "pi_1"), late, news(News::Captured, bare, "pi_2"), wrong]).await;
-    for topic in ["order.paid", "order.contact_known", "payment.extra", "payment.held"] {
+    let (back, won) = (refund("pi_1", "re_1", RefundStatus::Succeeded, 99), refund("pi_1", "re_1", RefundStatus::Failed, 99));
+    outcomes(&pool, &[back, won, dispute("pi_1", "dp_1", DisputeStatus::Opened, 5)]).await;
+    let mut tx = pool.begin().await.unwrap();
+    let new = NewRefund {
+        id: Uuid::new_v4(),
+        order_id: bare,
+        payment_id: Some("pi_2".into()),
+        amount_minor: Some(1),
+        origin: "api",
+        reason: None,
+        provider_key: "k".into(),
+        made_by: None,
+    };
+    request_refund(&mut tx, &new, None).await.unwrap();
+    tx.commit().await.unwrap();
+    for topic in Topic::ALL.map(Topic::name) {
         let file = std::fs::read(format!("{}/../payments/tests/golden/{topic}.json", env!("CARGO_MANIFEST_DIR"))).unwrap();
         let file: Value = serde_json::from_slice(&file).unwrap();
         let (mut golden, mut ours) = (Vec::new(), Vec::new());

@@ -4,5 +4,6 @@ mod concurrency;
 mod golden;
 mod keys;
 mod money;
+mod property;
 mod states;
 mod support;

@@ -1,7 +1,7 @@
 //! Deliveries and orders in few words.
 
 use counterfoil_payments::event::Customer;
-use counterfoil_payments::{Contact, Fact, Money, News, OrderId, OrderKey, PaymentKey, Provider};
+use counterfoil_payments::{Contact, DisputeStatus, Fact, Money, News, OrderId, OrderKey, PaymentKey, Provider, RefundStatus};
 use counterfoil_settlement::{Delivery, NewOrder, Outcome, Verdict, create, settle, settle_or_wait};
 use serde_json::json;
 use sqlx::PgPool;
@@ -21,6 +21,8 @@ pub(crate) fn delivery(news: News, order: Option<OrderKey>, payment: &str, amoun
         provider_event_id: None,
         event_type: format!("{news:?}"),
         secret_position: 0,
+        made_at: None,
+        late: false,
         fact: Fact::Payment {
             news,
             payment: key(payment),
@@ -44,7 +46,25 @@ pub(crate) fn new_order(reference: &str) -> NewOrder {
         money: Money::new(1099, "EUR".parse().unwrap()),
         customer: Customer { email: Some("ann@example.com".into()), name: Some("Ann".into()), phone: None },
         lines: json!([]),
+        expires_in_s: None,
+        session: None,
+        made_by: None,
     }
+}
+
+/// An event that says this, whatever it is about.
+pub(crate) fn says(fact: Fact) -> Delivery {
+    Delivery { fact, ..news(News::Pending, Uuid::nil(), "-") }
+}
+
+/// News of one refund of a payment, in EUR.
+pub(crate) fn refund(payment: &str, id: &str, status: RefundStatus, amount_minor: i64) -> Delivery {
+    says(Fact::Refund { payment: key(payment), refund_id: id.into(), status, money: Money::new(amount_minor, "EUR".parse().unwrap()), ours: None })
+}
+
+/// News of one dispute of a payment, in EUR.
+pub(crate) fn dispute(payment: &str, id: &str, status: DisputeStatus, amount_minor: i64) -> Delivery {
+    says(Fact::Dispute { payment: key(payment), dispute_id: id.into(), status, money: Money::new(amount_minor, "EUR".parse().unwrap()), reason: None })
 }
 
 /// Makes an order of 10.99 EUR.
@@ -93,4 +113,27 @@ pub(crate) async fn topics(pool: &PgPool, order: Uuid) -> Vec<String> {
 
 pub(crate) async fn disposition(pool: &PgPool, payment: &str) -> (String, String) {
     sqlx::query_as("SELECT status, disposition FROM payments WHERE payment_id = $1").bind(payment).fetch_one(pool).await.unwrap()
+}
+
+/// Books every event of the outbox that is not booked yet, as the ledger consumer does.
+pub(crate) async fn book(pool: &PgPool) {
+    let rows: Vec<(Uuid, String, Option<Uuid>, serde_json::Value)> =
+        sqlx::query_as("SELECT event_id, topic, order_id, payload FROM outbox WHERE published_at IS NULL ORDER BY id").fetch_all(pool).await.unwrap();
+    let events: Vec<counterfoil_payments::Event> = rows
+        .iter()
+        .map(|(id, topic, order, data)| {
+            let event = json!({ "specversion": "1.0", "id": id, "source": "/counterfoil", "type": topic, "subject": order, "time": "2026-11-29T10:00:00Z",
+                "dataschema": format!("urn:counterfoil:{topic}/1"), "data": data });
+            counterfoil_payments::Event::read(event.to_string().as_bytes()).unwrap()
+        })
+        .collect();
+    let mut tx = pool.begin().await.unwrap();
+    counterfoil_ledger::post(&mut tx, &events.iter().collect::<Vec<_>>()).await.unwrap();
+    sqlx::query("UPDATE outbox SET published_at = now() WHERE published_at IS NULL").execute(&mut *tx).await.unwrap();
+    tx.commit().await.unwrap();
+}
+
+/// Orders whose books differ from their payments.
+pub(crate) async fn differing(pool: &PgPool) -> usize {
+    counterfoil_ledger::check::differences(&mut *pool.acquire().await.unwrap(), 0, 1000).await.unwrap().len()
 }

@@ -1,0 +1,246 @@
+//! Refunds: sends money back at its provider. Outside, so at least once; every repeat carries the same key, and looks first.
+
+use std::time::Duration;
+
+use counterfoil_payments::event::{Body, PaymentEventData, derived_refund};
+use counterfoil_payments::{Currency, Event, Fact, Money, OrderKey};
+use counterfoil_providers::api::{Api, CallError, RefundCall};
+use counterfoil_providers::Apis;
+use counterfoil_settlement::{
+    NewRefund, Order, Refund, RefundRefused, count_call, find_id, find_refund, hold_payment, hold_refund, payments_of, refund_answered, refund_refused,
+    request_refund,
+};
+use sqlx::PgPool;
+use uuid::Uuid;
+
+use crate::runner::{Deliver, Effect, Failure};
+
+/// What is to be done with money that does not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// It goes back by itself.
+    Refund,
+    /// A person decides.
+    Hold,
+}
+
+/// The policies, by what does not fit.
+#[derive(Debug, Clone, Copy)]
+pub struct Policies {
+    /// A second payment of a paid order.
+    pub extra: Policy,
+    /// A payment of an order that we cancelled or that expired.
+    pub late: Policy,
+    /// Another amount or currency than the order's.
+    pub mismatch: Policy,
+}
+
+impl Policies {
+    /// What to do about money that was put aside for this reason, and what to call a refund of it.
+    fn of(self, reason: &str) -> (Policy, &'static str) {
+        match reason {
+            "already_paid" => (self.extra, "extra"),
+            "order_cancelled" | "order_expired" => (self.late, "late"),
+            "amount_differs" | "currency_differs" | "captured_more" => (self.mismatch, "mismatch"),
+            // Two orders claim it: sending it back would take it from the one that it paid.
+            _ => (Policy::Hold, "mismatch"),
+        }
+    }
+}
+
+/// The consumer `refunds`.
+#[derive(Debug)]
+pub struct Refunds {
+    apis: Apis,
+    policies: Policies,
+    pool: PgPool,
+}
+
+fn database(error: &sqlx::Error) -> Failure {
+    Failure::outage(format!("the database: {error}"))
+}
+
+fn failure(error: CallError) -> Failure {
+    match error {
+        CallError::Outage { reason, pause } => Failure::Outage { reason, pause },
+        CallError::Unknown(reason) => Failure::unknown(reason),
+        CallError::Later(reason) | CallError::Refused(reason) | CallError::NotFound(reason) => Failure::transient(reason),
+    }
+}
+
+/// Why money stays where it is until a person decides, or that it may go.
+type MayGo = Result<(), String>;
+
+impl Refunds {
+    /// With these APIs and policies.
+    #[must_use]
+    pub fn new(apis: Apis, policies: Policies, pool: PgPool) -> Self {
+        Self { apis, policies, pool }
+    }
+
+    /// Money that was put aside goes back, if the policy says so and the provider confirms that it may.
+    async fn send_aside_back(&self, event: &Event, data: &PaymentEventData) -> Result<Effect, Failure> {
+        let (policy, origin) = self.policies.of(&data.reason);
+        if policy == Policy::Hold {
+            return Ok(Effect::NotNeeded("held: a person decides"));
+        }
+        let payment = data.payment.key();
+        let key = match data.reason.as_str() {
+            "already_paid" => format!("refund:extra_capture:{}", payment.payment_id),
+            "captured_more" => format!("refund:captured_more:{}:{}", payment.payment_id, data.payment.amount_minor),
+            reason => format!("refund:{reason}:{}", payment.payment_id),
+        };
+        let id = derived_refund(&format!("{}:{}:{key}", payment.provider, payment.account));
+        let mut connection = self.pool.acquire().await.map_err(|error| database(&error))?;
+        let known = find_refund(&mut connection, id).await.map_err(|error| database(&error))?;
+        drop(connection);
+        if known.is_none() {
+            if let Err(why) = self.may_go(event, data).await? {
+                tracing::warn!(why, payment_id = payment.payment_id, "money is held: on-call decides");
+                let mut connection = self.pool.acquire().await.map_err(|error| database(&error))?;
+                hold_payment(&mut connection, &payment, &why).await.map_err(|error| database(&error))?;
+                return Ok(Effect::NotNeeded("held: the check at the provider did not pass"));
+            }
+            let new = NewRefund {
+                id,
+                order_id: event.order_id.0,
+                payment_id: Some(payment.payment_id.clone()),
+                amount_minor: None,
+                origin,
+                reason: Some(data.reason.clone()),
+                provider_key: key,
+                made_by: None,
+            };
+            let mut tx = self.pool.begin().await.map_err(|error| database(&error))?;
+            match request_refund(&mut tx, &new, None).await {
+                Ok(_) => tx.commit().await.map_err(|error| database(&error))?,
+                Err(RefundRefused::Database(error)) => return Err(database(&error)),
+                Err(RefundRefused::TooMuch { .. } | RefundRefused::NoOrder | RefundRefused::NoPayment) => return Ok(Effect::NotNeeded("nothing of it is left to go back")),
+                Err(RefundRefused::Disputed) => return Ok(Effect::NotNeeded("held: the payment is disputed")),
+            }
+        }
+        self.send(id).await
+    }
+
+    /// Reads from the provider what is to go back, and, for a second payment, the first one, too: both captured, distinct,
+    /// naming this order, nothing of them refunded yet.
+    async fn may_go(&self, event: &Event, data: &PaymentEventData) -> Result<MayGo, Failure> {
+        let mut connection = self.pool.acquire().await.map_err(|error| database(&error))?;
+        let order = find_id(&mut connection, event.order_id.0).await.map_err(|error| database(&error))?;
+        let Some(order) = order else { return Ok(Err("its order is not here".into())) };
+        let payment = data.payment.key();
+        let mut to_read = vec![payment.clone()];
+        if data.reason == "already_paid" {
+            let payments = payments_of(&mut connection, order.id).await.map_err(|error| database(&error))?;
+            let Some(first) = payments.into_iter().find(|payment| payment.disposition == "settled") else {
+                return Ok(Err("the payment that paid the order is not here".into()));
+            };
+            let first = first.key().map_err(|error| database(&error))?;
+            if first == payment {
+                return Ok(Err("it is the payment that paid the order".into()));
+            }
+            to_read.push(first);
+        }
+        drop(connection);
+        for key in to_read {
+            let Some(api) = self.apis.of(key.provider) else { return Ok(Err(no_key(key.provider.name()))) };
+            let state = match api.payment(&key).await {
+                Ok(state) => state,
+                Err(CallError::NotFound(why) | CallError::Refused(why)) => return Ok(Err(format!("{} cannot be read: {why}", key.payment_id))),
+                Err(error) => return Err(failure(error)),
+            };
+            if !state.captured() {
+                return Ok(Err(format!("{} says that {} is not captured", key.provider, key.payment_id)));
+            }
+            if state.refunded_minor > 0 {
+                return Ok(Err(format!("{} says that {} has gone back already, all of it or some", key.provider, key.payment_id)));
+            }
+            if !names(state.order(), &order) {
+                return Ok(Err(format!("{} does not say that {} is of this order", key.provider, key.payment_id)));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Sends one refund, under its own key; looks first, when it may have been sent before.
+    async fn send(&self, id: Uuid) -> Result<Effect, Failure> {
+        let mut connection = self.pool.acquire().await.map_err(|error| database(&error))?;
+        let Some(refund) = find_refund(&mut connection, id).await.map_err(|error| database(&error))? else {
+            return Err(Failure::permanent(format!("the refund {id} is not here")));
+        };
+        if refund.status != "requested" {
+            return Ok(Effect::Made(refund.provider_refund_id));
+        }
+        let payment = refund.payment().map_err(|error| database(&error))?;
+        let Some(api) = self.apis.of(payment.provider) else {
+            hold_refund(&mut connection, id, &no_key(payment.provider.name())).await.map_err(|error| database(&error))?;
+            return Ok(Effect::NotNeeded("held: no API key"));
+        };
+        let calls_before = count_call(&mut connection, id).await.map_err(|error| database(&error))?;
+        drop(connection);
+        let answer = match if calls_before > 0 { look(api, &refund).await? } else { None } {
+            Some(answer) => Ok(answer),
+            None => {
+                let currency: Currency = refund.currency.parse().map_err(|error| Failure::permanent(format!("{error}")))?;
+                let money = Money::new(refund.amount_minor, currency);
+                counterfoil_chassis::fault::point("refund.before_call");
+                let answer = api.refund(&RefundCall { payment, money, key: refund.provider_key.clone(), mark: id }).await;
+                counterfoil_chassis::fault::point("refund.after_call");
+                answer.map(|answer| (answer.refund_id, answer.status))
+            }
+        };
+        match answer {
+            Ok((refund_id, status)) => {
+                let mut tx = self.pool.begin().await.map_err(|error| database(&error))?;
+                refund_answered(&mut tx, &refund, &refund_id, status, None).await.map_err(|error| database(&error))?;
+                tx.commit().await.map_err(|error| database(&error))?;
+                Ok(Effect::Made(Some(refund_id)))
+            }
+            Err(CallError::Refused(why) | CallError::NotFound(why)) => {
+                tracing::error!(why, refund_id = %id, "the provider refuses a refund");
+                let mut tx = self.pool.begin().await.map_err(|error| database(&error))?;
+                refund_refused(&mut tx, &refund, &why, None).await.map_err(|error| database(&error))?;
+                tx.commit().await.map_err(|error| database(&error))?;
+                Ok(Effect::NotNeeded("the provider refuses it: refund.failed says so"))
+            }
+            Err(error) => Err(failure(error)),
+        }
+    }
+}
+
+fn no_key(provider: &str) -> String {
+    format!("no API key: COUNTERFOIL_{}_API_KEY is not set", provider.to_ascii_uppercase())
+}
+
+fn names(said: Option<&OrderKey>, order: &Order) -> bool {
+    match said {
+        Some(OrderKey::Id(id)) => id.0 == order.id,
+        Some(OrderKey::Reference(reference)) => reference.as_str() == order.reference,
+        None => false,
+    }
+}
+
+/// Whether the provider knows our refund already, by the mark that it carries.
+async fn look(api: &Api, refund: &Refund) -> Result<Option<(String, counterfoil_payments::RefundStatus)>, Failure> {
+    let payment = refund.payment().map_err(|error| database(&error))?;
+    let facts = api.refunds_of(&payment).await.map_err(failure)?;
+    Ok(facts.into_iter().find_map(|fact| match fact {
+        Fact::Refund { refund_id, status, ours: Some(mark), .. } if mark == refund.id => Some((refund_id, status)),
+        _ => None,
+    }))
+}
+
+impl Deliver for Refunds {
+    const NAME: &'static str = "refunds";
+    const DEADLINE: Duration = Duration::from_secs(90); // at most four calls of 15 s, and the database
+
+    async fn deliver(&self, event: &Event) -> Result<Effect, Failure> {
+        match &event.body {
+            Body::RefundRequested(data) => self.send(data.refund.id).await,
+            Body::PaymentExtra(data) | Body::PaymentHeld(data) => self.send_aside_back(event, data).await,
+            Body::OrderPaid(_) | Body::OrderContactKnown(_) | Body::OrderRefunded(_) | Body::OrderDisputed(_) | Body::RefundFailed(_) => {
+                Ok(Effect::NotNeeded("not an event that sends money back"))
+            }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The fields of events' `data`, topic by topic; docs/events.md in code.
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::ids::{OrderId, PaymentKey, Provider};
+use crate::money::{Currency, Money};
+use crate::state::{DisputeStatus, Disposition, RefundStatus};
+
+/// One thing that was bought.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    /// What it is.
+    pub description: String,
+    /// How many; 1 where the shop does not say.
+    #[serde(default = "one")]
+    pub quantity: i64,
+    /// What the line costs in all, in minor units of the order's currency.
+    pub amount_minor: i64,
+}
+
+fn one() -> i64 {
+    1
+}
+
+/// The customer, as the order knows them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Customer {
+    /// E-mail address, where known.
+    pub email: Option<String>,
+    /// Name, where known.
+    pub name: Option<String>,
+    /// Phone number, where known.
+    pub phone: Option<String>,
+}
+
+/// A payment inside an event's data.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PaymentData {
+    /// Who took the money.
+    pub provider: Provider,
+    /// The connected account, or empty.
+    pub account: String,
+    /// The provider's id.
+    pub payment_id: String,
+    /// Minor units captured.
+    pub amount_minor: i64,
+    /// The currency captured.
+    pub currency: Currency,
+    /// What of it pays the order. Absent in events of the first release: all of it in `order.paid`, else nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settled_minor: Option<i64>,
+    /// What had become of this money before this event: tells the books what is posted already.
+    pub before: Disposition,
+    /// How much had been captured before, where the payment was captured in parts. Absent: nothing when `before` is
+    /// `none`, else all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub booked_minor: Option<i64>,
+    /// How much of that paid the order. Absent: nothing, unless `before` is `settled`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub booked_settled_minor: Option<i64>,
+}
+
+/// `data` of `order.paid` and `order.contact_known`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrderData {
+    /// The order's id.
+    pub order_id: OrderId,
+    /// The shop's reference.
+    pub reference: String,
+    /// The order's version after this event.
+    pub version: i64,
+    /// What was to be paid, in minor units.
+    pub amount_minor: i64,
+    /// Its currency.
+    pub currency: Currency,
+    /// Who bought.
+    pub customer: Customer,
+    /// What was bought; may be empty.
+    pub lines: Vec<Line>,
+    /// When it became paid, RFC 3339 in UTC.
+    pub paid_at: String,
+    /// What paid it.
+    pub payment: PaymentData,
+}
+
+/// `data` of `payment.extra` and `payment.held`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PaymentEventData {
+    /// The order that the payment names.
+    pub order_id: OrderId,
+    /// The order's version after this event.
+    pub version: i64,
+    /// Why the money does not fit: `already_paid`, `amount_differs`, `currency_differs`, `claimed_by_other_order`, `order_cancelled`,
+    /// `order_expired`, `captured_more`.
+    pub reason: String,
+    /// The payment.
+    pub payment: PaymentData,
+}
+
+/// A refund inside an event's data.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefundData {
+    /// Our id.
+    pub id: Uuid,
+    /// The provider's id, once it is known.
+    pub provider_refund_id: Option<String>,
+    /// Who asked for it: `api`, `provider`, or a policy: `extra`, `late`, `mismatch`.
+    pub origin: String,
+    /// Where it stands after this event.
+    pub status: RefundStatus,
+    /// Where it stood before: tells the books what is posted already.
+    pub before: RefundStatus,
+    /// Minor units that go back.
+    pub amount_minor: i64,
+    /// Their currency.
+    pub currency: Currency,
+    /// What the money was: `sales`, or `unallocated` when it never paid its order.
+    pub source: RefundSource,
+    /// Why, in the words of whoever asked.
+    pub reason: Option<String>,
+}
+
+/// What refunded money was before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RefundSource {
+    /// It had paid an order.
+    Sales,
+    /// It belonged to no order.
+    Unallocated,
+}
+
+/// `data` of `refund.requested`, `order.refunded` and `refund.failed`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefundEventData {
+    /// The order.
+    pub order_id: OrderId,
+    /// Its version after this event.
+    pub version: i64,
+    /// Its status after this event.
+    pub order_status: String,
+    /// The refund.
+    pub refund: RefundData,
+    /// Whose money.
+    pub payment: PaymentKey,
+}
+
+/// A dispute inside an event's data.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DisputeData {
+    /// The provider's id.
+    pub dispute_id: String,
+    /// Where it stands after this event.
+    pub status: DisputeStatus,
+    /// Where it stood before; null when this is the first that was heard of it.
+    pub before: Option<DisputeStatus>,
+    /// Minor units disputed.
+    pub amount_minor: i64,
+    /// Their currency.
+    pub currency: Currency,
+    /// The provider's word for why.
+    pub reason: Option<String>,
+}
+
+/// `data` of `order.disputed`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DisputeEventData {
+    /// The order.
+    pub order_id: OrderId,
+    /// Its version after this event.
+    pub version: i64,
+    /// The dispute.
+    pub dispute: DisputeData,
+    /// Whose money.
+    pub payment: PaymentKey,
+}
+
+impl OrderData {
+    /// The order's amount.
+    #[must_use]
+    pub fn money(&self) -> Money {
+        Money::new(self.amount_minor, self.currency)
+    }
+}
+
+impl PaymentData {
+    /// The payment's key.
+    #[must_use]
+    pub fn key(&self) -> PaymentKey {
+        PaymentKey { provider: self.provider, account: self.account.clone(), payment_id: self.payment_id.clone() }
+    }
+}

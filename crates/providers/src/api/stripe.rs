@@ -1,0 +1,143 @@
+//! Stripe's API (docs.stripe.com/api): refunds, payment intents, charges, checkout sessions.
+
+use counterfoil_payments::{Currency, Fact, PaymentKey};
+use reqwest::{Method, RequestBuilder};
+use serde::Deserialize;
+use url::form_urlencoded::Serializer;
+
+use super::wire::Wire;
+use super::{CallError, PaymentState, RefundAnswer, RefundCall, answer_of};
+use crate::json::{self, Raw};
+use crate::stripe::{Object, minor_units, object_fact};
+
+/// Pinned, so that a change of the account's default version changes nothing here.
+const VERSION: &str = "2026-07-29.dahlia";
+
+/// Refunds of one payment that are listed; Stripe's own limit for a page.
+const PAGE: &str = "100";
+
+fn prepared(request: RequestBuilder, account: &str) -> RequestBuilder {
+    let request = request.header("Stripe-Version", VERSION);
+    if account.is_empty() { request } else { request.header("Stripe-Account", account) }
+}
+
+#[derive(Deserialize)]
+struct List<'a> {
+    #[serde(borrow)]
+    data: Vec<Raw<'a>>,
+}
+
+/// Reads a payment intent with its latest charge, or a charge, or a session that moved no money.
+pub(super) async fn payment(wire: &Wire, key: &PaymentKey) -> Result<PaymentState, CallError> {
+    let id = key.payment_id.as_str();
+    if id.starts_with("cs_") {
+        return session(wire, key).await;
+    }
+    let charge = id.starts_with("ch_") || id.starts_with("py_");
+    let (path, query) = if charge { ("charges", vec![]) } else { ("payment_intents", vec![("expand[]", "latest_charge")]) };
+    let body = wire.send(prepared(wire.request(Method::GET, &["v1", path, id], &query), &key.account)).await?;
+    let text = json::body_text(&body).into_owned();
+    let object: Object<'_> = serde_json::from_str(&text).map_err(|error| wire.unread(&error.into()))?;
+    let latest: Option<Object<'_>> = json::object(object.latest_charge).map_err(|error| wire.unread(&error))?;
+    let refunded = json::integer(latest.as_ref().map_or(object.amount_refunded, |charge| charge.amount_refunded)).unwrap_or(0);
+    let mut fact = object_fact(event_type(charge, &object), &key.account, &object).map_err(|error| wire.unread(&error))?;
+    let refunded_minor = in_minor_units(&fact, refunded);
+    if let Fact::Payment { order: order @ None, .. } = &mut fact {
+        *order = order_of_session(wire, key).await?;
+    }
+    Ok(PaymentState { fact, refunded_minor })
+}
+
+fn in_minor_units(fact: &Fact, amount: i64) -> i64 {
+    match fact {
+        Fact::Payment { money: Some(money), .. } => minor_units(amount, money.currency).unwrap_or(amount),
+        _ => amount,
+    }
+}
+
+/// The event type that would carry an object in this state.
+fn event_type(charge: bool, object: &Object<'_>) -> &'static str {
+    match (charge, json::text(object.status).as_deref()) {
+        (true, Some("succeeded")) => "charge.succeeded",
+        (true, Some("failed")) => "charge.failed",
+        (false, Some("succeeded")) => "payment_intent.succeeded",
+        (false, Some("processing")) => "payment_intent.processing",
+        (false, Some("requires_action")) => "payment_intent.requires_action",
+        (false, Some("requires_capture")) => "payment_intent.amount_capturable_updated",
+        (false, Some("canceled")) => "payment_intent.canceled",
+        _ => "a state that is not acted on",
+    }
+}
+
+/// The order that the session of a payment intent names, where the intent itself names none.
+async fn order_of_session(wire: &Wire, key: &PaymentKey) -> Result<Option<counterfoil_payments::OrderKey>, CallError> {
+    let query = [("payment_intent", key.payment_id.as_str()), ("limit", "1")];
+    let body = wire.send(prepared(wire.request(Method::GET, &["v1", "checkout", "sessions"], &query), &key.account)).await?;
+    let text = json::body_text(&body).into_owned();
+    let list: List<'_> = serde_json::from_str(&text).map_err(|error| wire.unread(&error.into()))?;
+    let Some(session) = list.data.into_iter().flatten().next() else { return Ok(None) };
+    let object: Object<'_> = serde_json::from_str(session.get()).map_err(|error| wire.unread(&error.into()))?;
+    Ok(match object_fact("checkout.session.completed", &key.account, &object) {
+        Ok(Fact::Payment { order, .. }) => order,
+        _ => None,
+    })
+}
+
+/// Reads a checkout session.
+pub(super) async fn session(wire: &Wire, key: &PaymentKey) -> Result<PaymentState, CallError> {
+    let body = wire.send(prepared(wire.request(Method::GET, &["v1", "checkout", "sessions", &key.payment_id], &[]), &key.account)).await?;
+    let text = json::body_text(&body).into_owned();
+    let object: Object<'_> = serde_json::from_str(&text).map_err(|error| wire.unread(&error.into()))?;
+    let event_type = match json::text(object.status).as_deref() {
+        Some("complete") => "checkout.session.completed",
+        Some("expired") => "checkout.session.expired",
+        _ => "a state that is not acted on",
+    };
+    let fact = object_fact(event_type, &key.account, &object).map_err(|error| wire.unread(&error))?;
+    Ok(PaymentState { fact, refunded_minor: 0 })
+}
+
+/// The parameter that names a payment.
+fn named(key: &PaymentKey) -> (&'static str, &str) {
+    let charge = key.payment_id.starts_with("ch_") || key.payment_id.starts_with("py_");
+    (if charge { "charge" } else { "payment_intent" }, &key.payment_id)
+}
+
+pub(super) async fn refunds_of(wire: &Wire, key: &PaymentKey) -> Result<Vec<Fact>, CallError> {
+    let query = [named(key), ("limit", PAGE)];
+    let body = wire.send(prepared(wire.request(Method::GET, &["v1", "refunds"], &query), &key.account)).await?;
+    let text = json::body_text(&body).into_owned();
+    let list: List<'_> = serde_json::from_str(&text).map_err(|error| wire.unread(&error.into()))?;
+    list.data.into_iter().flatten().map(|refund| refund_fact(wire, &key.account, refund.get())).collect()
+}
+
+fn refund_fact(wire: &Wire, account: &str, text: &str) -> Result<Fact, CallError> {
+    let object: Object<'_> = serde_json::from_str(text).map_err(|error| wire.unread(&error.into()))?;
+    object_fact("refund.updated", account, &object).map_err(|error| wire.unread(&error))
+}
+
+pub(super) async fn refund(wire: &Wire, call: &RefundCall) -> Result<RefundAnswer, CallError> {
+    let key = &call.payment;
+    let (name, id) = named(key);
+    let form = Serializer::new(String::new())
+        .append_pair(name, id)
+        .append_pair("amount", &stripe_amount(call.money.amount_minor, call.money.currency)?.to_string())
+        .append_pair("metadata[counterfoil_refund]", &call.mark.to_string())
+        .finish();
+    let request = prepared(wire.request(Method::POST, &["v1", "refunds"], &[]), &key.account)
+        .header("Idempotency-Key", &call.key)
+        .header("Content-Type", "application/x-www-form-urlencoded")
+        .body(form);
+    let body = wire.send(request).await?;
+    answer_of(&refund_fact(wire, &key.account, &json::body_text(&body))?)
+}
+
+/// The other way round of [`minor_units`].
+fn stripe_amount(minor: i64, currency: Currency) -> Result<i64, CallError> {
+    match currency.code() {
+        "ISK" | "UGX" => minor.checked_mul(100).ok_or_else(|| CallError::Refused("an amount out of range".into())),
+        "MGA" if minor % 100 == 0 => Ok(minor / 100),
+        "MGA" => Err(CallError::Refused("Stripe takes whole ariary only".into())),
+        _ => Ok(minor),
+    }
+}

@@ -1,0 +1,99 @@
+//! `disputes`: customers' objections at their bank, each a record of its own beside the order.
+
+use counterfoil_outbox::{NewEvent, append};
+use counterfoil_payments::{DisputeStatus, Money, PaymentKey, Topic, event};
+use serde_json::json;
+use sqlx::{PgConnection, PgTransaction};
+use uuid::Uuid;
+
+use crate::moneyback::Captured;
+use crate::orders;
+use crate::statement::headers;
+
+/// What a provider says of a dispute.
+#[derive(Debug)]
+pub(crate) struct News<'a> {
+    pub(crate) payment: &'a PaymentKey,
+    pub(crate) dispute_id: &'a str,
+    pub(crate) status: DisputeStatus,
+    pub(crate) money: Money,
+    pub(crate) reason: Option<&'a str>,
+}
+
+/// A dispute as it is read.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Dispute {
+    /// Who says so.
+    pub provider: String,
+    /// The provider's id.
+    pub dispute_id: String,
+    /// Which payment.
+    pub payment_id: String,
+    /// Where it stands.
+    pub status: String,
+    /// Minor units.
+    pub amount_minor: i64,
+    /// Their currency.
+    pub currency: String,
+    /// The provider's word for why.
+    pub reason: Option<String>,
+}
+
+/// Records what a provider says of a dispute. `false` when we knew as much.
+pub(crate) async fn learn(tx: &mut PgTransaction<'_>, known: &Captured, news: &News<'_>, trace: Option<&str>) -> sqlx::Result<bool> {
+    let key = news.payment;
+    let before = sqlx::query_scalar!(
+        "SELECT status FROM disputes WHERE provider = $1 AND account = $2 AND dispute_id = $3 FOR UPDATE",
+        key.provider.name(),
+        key.account,
+        news.dispute_id
+    )
+    .fetch_optional(&mut **tx)
+    .await?
+    .and_then(|status| DisputeStatus::read(&status));
+    let after = before.map_or(news.status, |before| before.after(news.status));
+    if before == Some(after) {
+        return Ok(false);
+    }
+    let stored = sqlx::query!(
+        "INSERT INTO disputes AS d (provider, account, dispute_id, order_id, payment_id, status, amount_minor, currency, reason)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+         ON CONFLICT (provider, account, dispute_id) DO UPDATE SET status = excluded.status, reason = COALESCE(d.reason, excluded.reason), updated_at = now()
+         RETURNING amount_minor, currency, reason",
+        key.provider.name(),
+        key.account,
+        news.dispute_id,
+        known.order_id,
+        key.payment_id,
+        after.name(),
+        news.money.amount_minor,
+        news.money.currency.code(),
+        news.reason,
+    )
+    .fetch_one(&mut **tx)
+    .await?;
+    let version = orders::restate(tx, known.order_id).await?.version;
+    let payload = json!({
+        "order_id": known.order_id, "version": version,
+        "dispute": { "dispute_id": news.dispute_id, "status": after, "before": before, "amount_minor": stored.amount_minor, "currency": stored.currency,
+            "reason": stored.reason },
+        "payment": key,
+    });
+    let event_id = event::order_disputed(key.provider, news.dispute_id, after);
+    append(tx, &NewEvent { event_id, topic: Topic::OrderDisputed.name(), order_id: known.order_id, version, payload, headers: headers(trace) }).await?;
+    Ok(true)
+}
+
+/// The disputes of an order, oldest first.
+///
+/// # Errors
+/// When the database fails.
+pub async fn disputes_of(connection: &mut PgConnection, order: Uuid) -> sqlx::Result<Vec<Dispute>> {
+    sqlx::query_as!(
+        Dispute,
+        "SELECT provider, dispute_id, payment_id, status, amount_minor, currency, reason FROM disputes WHERE order_id = $1 ORDER BY created_at, dispute_id",
+        order,
+    )
+    .fetch_all(connection)
+    .await
+}

@@ -1,0 +1,427 @@
+//! `refunds`: money that goes back, one row for each refund, whoever asked for it.
+//!
+//! A refund's identity is the provider's refund id. One that we ask for has a row before the provider has an id for it; the
+//! mark that travels with our call brings the provider's own event back to that row, and the answer to the call does so, too.
+//! All of it happens under the order's lock, so that refunds can never come to more than was captured, whoever asks at once.
+
+use counterfoil_outbox::{NewEvent, append};
+use counterfoil_payments::{Currency, Money, PaymentKey, RefundStatus, Topic, event};
+use serde_json::json;
+use sqlx::{PgConnection, PgTransaction};
+use uuid::Uuid;
+
+use crate::moneyback::Captured;
+use crate::orders;
+use crate::statement::headers;
+
+/// What a provider says of a refund.
+#[derive(Debug)]
+pub(crate) struct News<'a> {
+    pub(crate) payment: &'a PaymentKey,
+    pub(crate) refund_id: &'a str,
+    pub(crate) status: RefundStatus,
+    pub(crate) money: Money,
+    pub(crate) ours: Option<Uuid>,
+}
+
+/// A refund as it is stored.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Refund {
+    /// Our id.
+    pub id: Uuid,
+    /// The order.
+    pub order_id: Uuid,
+    /// Who has the money.
+    pub provider: String,
+    /// The connected account, or empty.
+    pub account: String,
+    /// Which payment's money.
+    pub payment_id: String,
+    /// The provider's id, once it is known.
+    pub provider_refund_id: Option<String>,
+    /// Who asked for it.
+    pub origin: String,
+    /// Where it stands.
+    pub status: String,
+    /// Minor units.
+    pub amount_minor: i64,
+    /// Their currency.
+    pub currency: String,
+    /// What the money was: `sales` or `unallocated`.
+    pub source: String,
+    /// Why, in the words of whoever asked.
+    pub reason: Option<String>,
+    /// The key under which the provider is asked.
+    pub provider_key: String,
+    /// Calls to the provider so far.
+    pub calls: i32,
+    /// Why it waits for a person.
+    pub held_reason: Option<String>,
+    /// When it was asked for, RFC 3339.
+    pub created_at: String,
+}
+
+impl Refund {
+    fn payload(&self, before: &str, restated: &orders::Restated) -> serde_json::Value {
+        json!({
+            "order_id": self.order_id, "version": restated.version, "order_status": restated.status,
+            "refund": { "id": self.id, "provider_refund_id": self.provider_refund_id, "origin": self.origin, "status": self.status, "before": before,
+                "amount_minor": self.amount_minor, "currency": self.currency, "source": self.source, "reason": self.reason },
+            "payment": { "provider": self.provider, "account": self.account, "payment_id": self.payment_id },
+        })
+    }
+
+    /// Its payment.
+    ///
+    /// # Errors
+    /// When the row names a provider that this release does not know.
+    pub fn payment(&self) -> sqlx::Result<PaymentKey> {
+        let provider = self.provider.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+        Ok(PaymentKey { provider, account: self.account.clone(), payment_id: self.payment_id.clone() })
+    }
+}
+
+/// Records what a provider says of a refund. `false` when we knew as much.
+pub(crate) async fn learn(tx: &mut PgTransaction<'_>, known: &Captured, news: &News<'_>, trace: Option<&str>) -> sqlx::Result<bool> {
+    let rows = matching(tx, news).await?;
+    let heard_of = rows.iter().any(|row| row.provider_refund_id.is_some());
+    let before = rows.iter().filter_map(|row| RefundStatus::read(&row.status)).max_by_key(|status| status.rank()).unwrap_or(RefundStatus::Requested);
+    let after = before.after(news.status);
+    let id = match rows.as_slice() {
+        [] => insert_foreign(tx, known, news).await?,
+        [one] => one.id,
+        // The event came without our mark before the answer to our call: two rows for one refund, of which ours stays.
+        [..] => merge(tx, &rows).await?,
+    };
+    update(tx, id, news.refund_id, after).await?;
+    if rows.is_empty() || after != before {
+        announce(tx, id, if rows.is_empty() { RefundStatus::Requested } else { before }, trace).await?;
+        return Ok(true);
+    }
+    Ok(!heard_of)
+}
+
+struct Row {
+    id: Uuid,
+    status: String,
+    provider_refund_id: Option<String>,
+}
+
+/// The rows that may be this refund: by the provider's id, or ours by its mark. Ours first.
+async fn matching(tx: &mut PgTransaction<'_>, news: &News<'_>) -> sqlx::Result<Vec<Row>> {
+    sqlx::query_as!(
+        Row,
+        "SELECT id, status, provider_refund_id FROM refunds
+         WHERE provider = $1 AND account = $2 AND payment_id = $5
+           AND (provider_refund_id = $3 OR (id = $4 AND (provider_refund_id IS NULL OR provider_refund_id = $3)))
+         ORDER BY (origin = 'provider'), id FOR UPDATE",
+        news.payment.provider.name(),
+        news.payment.account,
+        news.refund_id,
+        news.ours,
+        news.payment.payment_id,
+    )
+    .fetch_all(&mut **tx)
+    .await
+}
+
+/// A refund that somebody made at the provider: a fact, whatever we think can still be refunded.
+async fn insert_foreign(tx: &mut PgTransaction<'_>, known: &Captured, news: &News<'_>) -> sqlx::Result<Uuid> {
+    let key = news.payment;
+    let what = format!("{}:{}:{}", key.provider, key.account, news.refund_id);
+    let source = if known.disposition == "settled" { "sales" } else { "unallocated" };
+    sqlx::query_scalar!(
+        "INSERT INTO refunds (id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, source, provider_key)
+         VALUES ($1, $2, $3, $4, $5, $6, 'provider', 'requested', $7, $8, $9, $10) RETURNING id",
+        event::derived_refund(&what),
+        known.order_id,
+        key.provider.name(),
+        key.account,
+        key.payment_id,
+        news.refund_id,
+        news.money.amount_minor,
+        news.money.currency.code(),
+        source,
+        format!("provider:{what}"),
+    )
+    .fetch_one(&mut **tx)
+    .await
+}
+
+async fn merge(tx: &mut PgTransaction<'_>, rows: &[Row]) -> sqlx::Result<Uuid> {
+    let others: Vec<Uuid> = rows[1..].iter().map(|row| row.id).collect();
+    sqlx::query!("DELETE FROM refunds WHERE id = ANY ($1)", &others).execute(&mut **tx).await?;
+    Ok(rows[0].id)
+}
+
+async fn update(tx: &mut PgTransaction<'_>, id: Uuid, refund_id: &str, status: RefundStatus) -> sqlx::Result<()> {
+    sqlx::query!(
+        "UPDATE refunds SET provider_refund_id = $2, status = $3, held_reason = NULL, updated_at = now()
+         WHERE id = $1 AND (provider_refund_id IS DISTINCT FROM $2 OR status <> $3)",
+        id,
+        refund_id,
+        status.name(),
+    )
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
+}
+
+/// Says what a refund became: `order.refunded`, or `refund.failed`.
+async fn announce(tx: &mut PgTransaction<'_>, id: Uuid, before: RefundStatus, trace: Option<&str>) -> sqlx::Result<()> {
+    let Some(refund) = find(&mut *tx, id).await? else { return Ok(()) };
+    let restated = orders::restate(tx, refund.order_id).await?;
+    let provider = refund.payment()?.provider;
+    let (event_id, topic) = match (RefundStatus::read(&refund.status), &refund.provider_refund_id) {
+        (Some(RefundStatus::Requested), _) => (event::refund_requested(id), Topic::RefundRequested),
+        (Some(status @ (RefundStatus::Pending | RefundStatus::Succeeded)), Some(theirs)) => (event::order_refunded(provider, theirs, status), Topic::OrderRefunded),
+        _ => (event::refund_failed(id), Topic::RefundFailed),
+    };
+    let (order_id, version, payload) = (refund.order_id, restated.version, refund.payload(before.name(), &restated));
+    append(tx, &NewEvent { event_id, topic: topic.name(), order_id, version, payload, headers: headers(trace) }).await?;
+    Ok(())
+}
+
+/// A provider's cumulative figure: kept, and compared by housekeeping with what we know. It changes no order and no books.
+pub(crate) async fn report(tx: &mut PgTransaction<'_>, payment: &PaymentKey, total: &Money) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "UPDATE payments SET refunds_reported_minor = $4, updated_at = now()
+         WHERE provider = $1 AND account = $2 AND payment_id = $3 AND currency = $5 AND refunds_reported_minor < $4",
+        payment.provider.name(),
+        payment.account,
+        payment.payment_id,
+        total.amount_minor,
+        total.currency.code(),
+    )
+    .execute(&mut **tx)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// A refund that we ask for.
+#[derive(Debug, Clone)]
+pub struct NewRefund {
+    /// Our id for it.
+    pub id: Uuid,
+    /// Whose money.
+    pub order_id: Uuid,
+    /// Which payment; `None` for the one that paid the order.
+    pub payment_id: Option<String>,
+    /// How much; `None` for all that is left of it.
+    pub amount_minor: Option<i64>,
+    /// Who asks: `api`, `extra`, `late`, `mismatch`.
+    pub origin: &'static str,
+    /// Why, in the words of whoever asks.
+    pub reason: Option<String>,
+    /// The key under which the provider is asked, the same on every attempt.
+    pub provider_key: String,
+    /// The caller's idempotency key, scope first.
+    pub made_by: Option<(String, String)>,
+}
+
+/// Why a refund was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum RefundRefused {
+    /// No such order.
+    #[error("no order has this id")]
+    NoOrder,
+    /// Nothing was captured that could go back.
+    #[error("the order has no captured payment of this id: nothing can go back")]
+    NoPayment,
+    /// The bank has the money, and decides.
+    #[error("the payment is disputed: the bank has taken the money, and a refund would pay it back twice")]
+    Disputed,
+    /// More than is left.
+    #[error("{asked} is more than the {left} minor units that can still be refunded of this payment")]
+    TooMuch {
+        /// What was asked for.
+        asked: i64,
+        /// What is left.
+        left: i64,
+    },
+    /// The database failed.
+    #[error(transparent)]
+    Database(#[from] sqlx::Error),
+}
+
+struct Refundable {
+    provider: String,
+    account: String,
+    payment_id: String,
+    currency: String,
+    disposition: String,
+    left: i64,
+    disputed: bool,
+}
+
+/// What can still go back of a payment: captured, less what went back or is about to, less what the bank has taken. Of
+/// money that never paid the order only, when `unallocated`.
+async fn refundable(tx: &mut PgTransaction<'_>, order: Uuid, payment_id: Option<&str>, unallocated: bool) -> sqlx::Result<Option<Refundable>> {
+    sqlx::query_as!(
+        Refundable,
+        r#"SELECT p.provider, p.account, p.payment_id, p.currency AS "currency!", p.disposition,
+            (p.amount_minor - CASE WHEN $3 THEN p.settled_minor ELSE 0 END
+              - COALESCE((SELECT sum(r.amount_minor) FROM refunds r WHERE r.provider = p.provider AND r.account = p.account AND r.payment_id = p.payment_id
+                  AND r.status <> 'failed' AND (NOT $3 OR r.source = 'unallocated')), 0)
+              - COALESCE((SELECT sum(d.amount_minor) FROM disputes d WHERE d.provider = p.provider AND d.account = p.account AND d.payment_id = p.payment_id
+                  AND d.status IN ('opened', 'lost')), 0))::bigint AS "left!",
+            EXISTS (SELECT FROM disputes d WHERE d.provider = p.provider AND d.account = p.account AND d.payment_id = p.payment_id AND d.status = 'opened') AS "disputed!"
+        FROM orders o JOIN payments p ON p.order_id = o.id
+        WHERE o.id = $1 AND p.status = 'captured' AND CASE WHEN $2::text IS NULL
+            THEN p.provider = o.paid_provider AND p.account = o.paid_account AND p.payment_id = o.paid_payment_id ELSE p.payment_id = $2 END
+        LIMIT 1"#,
+        order,
+        payment_id,
+        unallocated,
+    )
+    .fetch_optional(&mut **tx)
+    .await
+}
+
+/// Asks for a refund: its row, and `refund.requested`. A refund of the same id or key is made once; the second call gets
+/// the first one's row.
+///
+/// # Errors
+/// Why it is not made.
+pub async fn request_refund(tx: &mut PgTransaction<'_>, new: &NewRefund, trace: Option<&str>) -> Result<Refund, RefundRefused> {
+    let locked = sqlx::query_scalar!("SELECT id FROM orders WHERE id = $1 FOR NO KEY UPDATE", new.order_id).fetch_optional(&mut **tx).await?;
+    locked.ok_or(RefundRefused::NoOrder)?;
+    let (scope, key) = new.made_by.clone().unzip();
+    let made = sqlx::query_scalar!("SELECT id FROM refunds WHERE id = $1 OR (made_by_scope = $2 AND made_by_key = $3)", new.id, scope, key);
+    if let Some(made) = made.fetch_optional(&mut **tx).await? {
+        return find(&mut *tx, made).await?.ok_or(RefundRefused::Database(sqlx::Error::RowNotFound));
+    }
+    let automatic = new.origin != "api";
+    let payment = refundable(tx, new.order_id, new.payment_id.as_deref(), automatic).await?.ok_or(RefundRefused::NoPayment)?;
+    if payment.disputed {
+        return Err(RefundRefused::Disputed);
+    }
+    let asked = new.amount_minor.unwrap_or(payment.left);
+    if asked > payment.left || asked <= 0 {
+        return Err(RefundRefused::TooMuch { asked, left: payment.left.max(0) });
+    }
+    let source = if payment.disposition == "settled" && !automatic { "sales" } else { "unallocated" };
+    sqlx::query!(
+        "INSERT INTO refunds (id, order_id, provider, account, payment_id, origin, status, amount_minor, currency, source, reason, provider_key, made_by_scope, made_by_key)
+         VALUES ($1, $2, $3, $4, $5, $6, 'requested', $7, $8, $9, $10, $11, $12, $13)",
+        new.id,
+        new.order_id,
+        payment.provider,
+        payment.account,
+        payment.payment_id,
+        new.origin,
+        asked,
+        payment.currency,
+        source,
+        new.reason,
+        new.provider_key,
+        scope,
+        key,
+    )
+    .execute(&mut **tx)
+    .await?;
+    if !automatic {
+        announce(tx, new.id, RefundStatus::Requested, trace).await?; // the automatic one is in the refunds consumer's hands already
+    }
+    find(&mut *tx, new.id).await?.ok_or(RefundRefused::Database(sqlx::Error::RowNotFound))
+}
+
+/// Finds a refund by our id.
+///
+/// # Errors
+/// When the database fails.
+pub async fn find(connection: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<Refund>> {
+    sqlx::query_as!(
+        Refund,
+        r#"SELECT id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, source, reason, provider_key, calls,
+            held_reason, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "created_at!" FROM refunds WHERE id = $1"#,
+        id,
+    )
+    .fetch_optional(connection)
+    .await
+}
+
+/// The refunds of an order, oldest first.
+///
+/// # Errors
+/// When the database fails.
+pub async fn refunds_of(connection: &mut PgConnection, order: Uuid) -> sqlx::Result<Vec<Refund>> {
+    sqlx::query_as!(
+        Refund,
+        r#"SELECT id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, source, reason, provider_key, calls,
+            held_reason, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "created_at!" FROM refunds WHERE order_id = $1 ORDER BY created_at, id"#,
+        order,
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// Counts a call to the provider before it is made, and frees the refund of what held it. Returns how many there were.
+///
+/// # Errors
+/// When the database fails.
+pub async fn count_call(connection: &mut PgConnection, id: Uuid) -> sqlx::Result<i32> {
+    sqlx::query_scalar!(
+        "UPDATE refunds SET calls = calls + 1, first_called_at = COALESCE(first_called_at, now()), held_reason = NULL, updated_at = now() WHERE id = $1 RETURNING calls - 1 AS \"before!\"",
+        id
+    )
+    .fetch_one(connection)
+    .await
+}
+
+/// Writes why a refund waits for a person.
+///
+/// # Errors
+/// When the database fails.
+pub async fn hold_refund(connection: &mut PgConnection, id: Uuid, reason: &str) -> sqlx::Result<()> {
+    sqlx::query!("UPDATE refunds SET held_reason = $2, updated_at = now() WHERE id = $1 AND status = 'requested'", id, reason).execute(connection).await?;
+    Ok(())
+}
+
+/// Writes why the money of a payment that was put aside is not sent back.
+///
+/// # Errors
+/// When the database fails.
+pub async fn hold_payment(connection: &mut PgConnection, payment: &PaymentKey, reason: &str) -> sqlx::Result<()> {
+    sqlx::query!(
+        "UPDATE payments SET held_reason = $4 WHERE provider = $1 AND account = $2 AND payment_id = $3 AND disposition IN ('extra', 'held') AND held_reason IS DISTINCT FROM $4",
+        payment.provider.name(),
+        payment.account,
+        payment.payment_id,
+        reason,
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Records the provider's answer to our call, as its webhook would.
+///
+/// # Errors
+/// When the database fails.
+pub async fn refund_answered(tx: &mut PgTransaction<'_>, refund: &Refund, refund_id: &str, status: RefundStatus, trace: Option<&str>) -> sqlx::Result<()> {
+    sqlx::query!("SELECT id FROM orders WHERE id = $1 FOR NO KEY UPDATE", refund.order_id).fetch_all(&mut **tx).await?;
+    let payment = refund.payment()?;
+    let Some(known) = crate::moneyback::captured(tx, &payment).await? else { return Ok(()) };
+    let currency: Currency = refund.currency.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+    let news = News { payment: &payment, refund_id, status, money: Money::new(refund.amount_minor, currency), ours: Some(refund.id) };
+    learn(tx, &known, &news, trace).await?;
+    Ok(())
+}
+
+/// Records that the provider refuses a refund: `refund.failed`. One that it has taken on is left to its webhook.
+///
+/// # Errors
+/// When the database fails.
+pub async fn refund_refused(tx: &mut PgTransaction<'_>, refund: &Refund, why: &str, trace: Option<&str>) -> sqlx::Result<()> {
+    sqlx::query!("SELECT id FROM orders WHERE id = $1 FOR NO KEY UPDATE", refund.order_id).fetch_all(&mut **tx).await?;
+    let failed = sqlx::query!(
+        "UPDATE refunds SET status = 'failed', last_error = $2, held_reason = NULL, updated_at = now() WHERE id = $1 AND status = 'requested'",
+        refund.id,
+        why
+    );
+    if failed.execute(&mut **tx).await?.rows_affected() == 1 {
+        announce(tx, refund.id, RefundStatus::Requested, trace).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! Calls with an `Idempotency-Key`: one mechanism for whatever makes an order or moves money.
+//!
+//! Key, work and stored answer commit together, in a task of its own: a client that hangs up leaves no half of them.
+
+use std::sync::Arc;
+
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::Response;
+use counterfoil_settlement::{Begun, Stored, begin_key, complete_key};
+use futures_util::future::BoxFuture;
+use ring::digest;
+use serde_json::Value;
+use sqlx::PgTransaction;
+
+use crate::Ingest;
+use crate::answers::{Problem, json_bytes};
+
+/// Longest idempotency key, in characters.
+const KEY_CHARS_MAX: usize = 255;
+
+/// A call's key and what it means.
+pub(crate) struct Keyed {
+    /// Who calls what.
+    pub(crate) scope: String,
+    pub(crate) key: Option<String>,
+    /// What the call means, however its JSON was spelled.
+    pub(crate) meaning: Value,
+}
+
+impl Keyed {
+    /// Scope and key, where there is a key: what the work leaves behind, so that housekeeping can find it.
+    pub(crate) fn made_by(&self) -> Option<(String, String)> {
+        self.key.clone().map(|key| (self.scope.clone(), key))
+    }
+}
+
+/// The caller's key.
+pub(crate) fn key_of(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    let Some(value) = headers.get("Idempotency-Key") else { return Ok(None) };
+    let key = value.to_str().ok().filter(|key| !key.trim().is_empty() && key.len() <= KEY_CHARS_MAX);
+    key.map(|key| Some(key.to_owned()))
+        .ok_or_else(|| Problem::new(StatusCode::BAD_REQUEST, format!("an Idempotency-Key has 1 to {KEY_CHARS_MAX} visible ASCII characters")))
+}
+
+/// Does the work once for each key, and answers 201 with its body; a repeat gets the stored answer.
+pub(crate) async fn once<W>(ingest: Arc<Ingest>, call: Keyed, work: W) -> Result<Response, Problem>
+where
+    W: for<'t> FnOnce(&'t mut PgTransaction<'static>) -> BoxFuture<'t, Result<Vec<u8>, Problem>> + Send + 'static,
+{
+    let tracker = ingest.tracker.clone();
+    let done = tracker.spawn(async move {
+        let done = run(&ingest, &call, work).await;
+        ingest.wake.raise(); // there may be something to relay
+        done
+    });
+    done.await.unwrap_or_else(|_| Err(Problem::unavailable("the call failed half way; nothing of it was kept")))
+}
+
+async fn run<W>(ingest: &Ingest, call: &Keyed, work: W) -> Result<Response, Problem>
+where
+    W: for<'t> FnOnce(&'t mut PgTransaction<'static>) -> BoxFuture<'t, Result<Vec<u8>, Problem>>,
+{
+    let trouble = |error: sqlx::Error| database_trouble(&error);
+    let mut tx = ingest.api_pool.begin().await.map_err(trouble)?;
+    if let Some(key) = &call.key {
+        let hash = digest::digest(&digest::SHA256, call.meaning.to_string().as_bytes());
+        match begin_key(&mut tx, &call.scope, key, hash.as_ref()).await.map_err(trouble)? {
+            Begun::First => {}
+            Begun::Answered(stored) => return Ok(replayed(stored)),
+            Begun::OtherRequest => {
+                return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "this Idempotency-Key was used with another request: take a new key"));
+            }
+            Begun::Running => return Err(Problem::running("a call with this Idempotency-Key is running: try again in a moment")),
+        }
+    }
+    let body = work(&mut tx).await?;
+    if let Some(key) = &call.key {
+        complete_key(&mut tx, &call.scope, key, &Stored { status: StatusCode::CREATED.as_u16(), body: body.clone() }).await.map_err(trouble)?;
+    }
+    counterfoil_chassis::fault::point("keyed.before_commit");
+    tx.commit().await.map_err(trouble)?;
+    counterfoil_chassis::fault::point("keyed.after_commit");
+    Ok(json_bytes(StatusCode::CREATED, body))
+}
+
+fn replayed(stored: Stored) -> Response {
+    let mut response = json_bytes(StatusCode::from_u16(stored.status).unwrap_or(StatusCode::CREATED), stored.body);
+    response.headers_mut().insert("Idempotency-Replayed", HeaderValue::from_static("true"));
+    response
+}
+
+pub(crate) fn database_trouble(error: &sqlx::Error) -> Problem {
+    tracing::error!(%error, "the order API cannot reach the database");
+    Problem::unavailable("the database cannot take it now")
+}

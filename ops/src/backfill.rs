@@ -1,0 +1,169 @@
+//! `counterfoil backfill`: records a provider's past events from its event list.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use counterfoil_payments::{Fact, Provider};
+use counterfoil_providers::{Adapter, Mode};
+use counterfoil_settlement::{Backfilled, Delivery, backfill, known_events};
+use sqlx::PgPool;
+use time::OffsetDateTime;
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+use crate::housekeep::reader;
+use crate::print;
+
+/// Events in one transaction.
+const BATCH: usize = 64;
+
+/// How often an order that somebody holds is tried again.
+const TRIES: u32 = 5;
+
+/// Pause between two words about the progress.
+const PROGRESS: Duration = Duration::from_secs(1);
+
+/// What was asked for.
+pub(crate) struct Asked {
+    pub(crate) mode: Mode,
+    pub(crate) provider: Provider,
+    pub(crate) since: Duration,
+    pub(crate) from: PathBuf,
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Default)]
+struct Report {
+    lines: u64,
+    bytes: u64,
+    counts: BTreeMap<String, u64>,
+}
+
+impl Report {
+    fn count(&mut self, what: &str) {
+        *self.counts.entry(what.to_owned()).or_default() += 1;
+    }
+}
+
+/// Runs it. Each batch is one transaction; events that are stored already are skipped, so a second run goes on.
+pub(crate) async fn run(pool: &PgPool, asked: Asked) -> anyhow::Result<()> {
+    let adapter = reader(asked.provider).with_context(|| format!("{} has no event list", asked.provider))?;
+    let from = if asked.from.as_os_str() == "-" { Path::new("/dev/stdin") } else { asked.from.as_path() };
+    let input = tokio::fs::File::open(from).await.with_context(|| format!("cannot read {} (--from)", from.display()))?;
+    let size = input.metadata().await?.len();
+    let oldest = OffsetDateTime::now_utc().unix_timestamp().saturating_sub(i64::try_from(asked.since.as_secs()).unwrap_or(i64::MAX));
+    let mut lines = BufReader::new(input).split(b'\n');
+    let (mut report, mut batch, mut said) = (Report::default(), Vec::new(), Instant::now());
+    while let Some(line) = lines.next_segment().await? {
+        report.lines += 1;
+        report.bytes += line.len() as u64 + 1;
+        if let Some(delivery) = read(adapter.as_ref(), &asked, &line, oldest, &mut report) {
+            batch.push(delivery);
+        }
+        if batch.len() == BATCH {
+            record(pool, &asked, &mut batch, &mut report).await?;
+        }
+        if said.elapsed() >= PROGRESS {
+            progress(&report, size);
+            said = Instant::now();
+        }
+    }
+    record(pool, &asked, &mut batch, &mut report).await?;
+    progress(&report, size);
+    for (what, count) in &report.counts {
+        print(format_args!("{count:>9}  {what}\n"))?;
+    }
+    print(format_args!("{} lines read{}\n", report.lines, if asked.dry_run { "; nothing was changed (--dry-run)" } else { "" }))?;
+    Ok(())
+}
+
+fn progress(report: &Report, size: u64) {
+    let share = (report.bytes.saturating_mul(100)).checked_div(size).map(|share| format!(" ({} %)", share.min(100))).unwrap_or_default();
+    let _ = writeln!(std::io::stderr(), "backfill: {} lines{share}", report.lines);
+}
+
+fn read(adapter: &dyn Adapter, asked: &Asked, line: &[u8], oldest: i64, report: &mut Report) -> Option<Delivery> {
+    let line = line.trim_ascii();
+    if line.is_empty() {
+        return None;
+    }
+    let reading = adapter.read(&http::HeaderMap::new(), line, asked.mode);
+    if let Fact::Unreadable { reason } = &reading.fact {
+        report.count("skipped: cannot be read");
+        let _ = writeln!(std::io::stderr(), "backfill: line {} cannot be read: {reason}", report.lines);
+        return None;
+    }
+    if reading.made_at.is_some_and(|made_at| made_at < oldest) {
+        report.count("skipped: older than --since");
+        return None;
+    }
+    Some(Delivery {
+        provider: asked.provider,
+        account: reading.account,
+        event_id: reading.event_id,
+        provider_event_id: reading.provider_event_id,
+        event_type: reading.event_type,
+        body: line.to_vec(),
+        secret_position: -1,
+        made_at: reading.made_at,
+        late: false,
+        fact: reading.fact,
+        traceparent: None,
+    })
+}
+
+async fn record(pool: &PgPool, asked: &Asked, batch: &mut Vec<Delivery>, report: &mut Report) -> anyhow::Result<()> {
+    let mut deliveries = std::mem::take(batch);
+    let names: Vec<(String, String)> = deliveries.iter().map(|delivery| (delivery.account.clone(), delivery.event_id.clone())).collect();
+    let known: HashSet<_> = known_events(&mut *pool.acquire().await?, asked.provider.name(), &names).await?.into_iter().collect();
+    deliveries.retain(|delivery| {
+        let new = !known.contains(&(delivery.account.clone(), delivery.event_id.clone()));
+        if !new {
+            report.count("skipped: known already");
+        }
+        new
+    });
+    for tries in 0..=TRIES {
+        if deliveries.is_empty() {
+            return Ok(());
+        }
+        let mut tx = pool.begin().await?;
+        let done = backfill(&mut tx, &deliveries).await.context("a batch cannot be recorded")?;
+        if asked.dry_run { tx.rollback().await? } else { tx.commit().await? }
+        let mut left = Vec::new();
+        for (delivery, done) in deliveries.into_iter().zip(done) {
+            if done.locked && tries < TRIES {
+                left.push(delivery);
+            } else {
+                say(&delivery, &done, report)?;
+            }
+        }
+        deliveries = left;
+        if !deliveries.is_empty() {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+    Ok(())
+}
+
+/// What it did, or would do, and why.
+fn say(delivery: &Delivery, done: &Backfilled, report: &mut Report) -> anyhow::Result<()> {
+    let name = format!("{} {}", delivery.event_type, delivery.event_id);
+    if done.locked {
+        report.count("not recorded: its order is locked; run it again");
+        return Ok(());
+    }
+    report.count(&format!("recorded: {}", done.outcome.name()));
+    match (&delivery.fact, done.paid) {
+        (Fact::Payment { payment, money: Some(money), .. }, Some(order)) => {
+            report.count("orders marked as paid, without a receipt");
+            print(format_args!("order {order} paid by {payment}, {money}: {name}\n"))?;
+        }
+        (Fact::Refund { payment, refund_id, money, .. }, _) => print(format_args!("refund {refund_id} of {payment}, {money}: {name}, {}\n", done.outcome.name()))?,
+        (Fact::Dispute { payment, dispute_id, money, .. }, _) => print(format_args!("dispute {dispute_id} of {payment}, {money}: {name}, {}\n", done.outcome.name()))?,
+        _ => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,137 @@
+//! The jobs: each takes a few rows, does its work in one transaction, and says how much it did.
+
+use std::collections::BTreeMap;
+
+use counterfoil_ledger::check::differences;
+use counterfoil_providers::{Apis, Mode};
+use counterfoil_settlement::housekeeping::{self, Deferred};
+use counterfoil_settlement::{Delivery, claim_due_reads, expire, plan_of};
+use sqlx::PgPool;
+
+use super::{Rhythm, reader};
+use crate::reconcile::read_order;
+
+/// Rows of one step.
+const BATCH: i64 = 200;
+
+/// Orders read from providers in one step: a few seconds' worth of calls.
+const READS: i64 = 10;
+
+/// An order that changed less than this ago may have an event on its way to the books.
+const BOOKS_SETTLED_S: i64 = 600;
+
+pub(super) struct Jobs {
+    pub(super) pool: PgPool,
+    pub(super) apis: Apis,
+    pub(super) mode: Mode,
+    pub(super) rhythm: Rhythm,
+}
+
+impl Jobs {
+    /// Applies waiting events whose order or payment has appeared; counts the rest, and cries out about old ones.
+    pub(super) async fn drive_waiting(&self) -> anyhow::Result<usize> {
+        let mut tx = self.pool.begin().await?;
+        let driven = housekeeping::drive_waiting(&mut tx, BATCH).await?;
+        tx.commit().await?;
+        let waiting = housekeeping::waiting(&mut *self.pool.acquire().await?, self.rhythm.waiting_alert_s).await?;
+        gauge("counterfoil_waiting_events", waiting.events);
+        gauge("counterfoil_waiting_overdue", waiting.overdue);
+        metrics::gauge!("counterfoil_waiting_oldest_seconds").set(waiting.oldest_seconds);
+        if waiting.overdue > 0 {
+            tracing::error!(overdue = waiting.overdue, "events wait for an order or a payment that does not come: see counterfoil attention");
+        }
+        Ok(driven)
+    }
+
+    /// Drives events again that an earlier release stored and did not act on.
+    pub(super) async fn drive_deferred(&self) -> anyhow::Result<usize> {
+        let mut tx = self.pool.begin().await?;
+        let deferred = housekeeping::take_deferred(&mut tx, BATCH).await?;
+        for event in &deferred {
+            if let Some(delivery) = self.read_again(event) {
+                housekeeping::drive_again(&mut tx, &delivery).await?;
+            }
+        }
+        tx.commit().await?;
+        Ok(deferred.len())
+    }
+
+    fn read_again(&self, event: &Deferred) -> Option<Delivery> {
+        let reading = reader(event.provider)?.read(&http::HeaderMap::new(), &event.body, self.mode);
+        Some(Delivery {
+            provider: event.provider,
+            account: event.account.clone(),
+            event_id: event.event_id.clone(),
+            provider_event_id: None,
+            event_type: event.event_type.clone(),
+            body: Vec::new(),
+            secret_position: 0,
+            made_at: reading.made_at,
+            late: false,
+            fact: reading.fact,
+            traceparent: None,
+        })
+    }
+
+    pub(super) async fn expire(&self) -> anyhow::Result<usize> {
+        let mut tx = self.pool.begin().await?;
+        let expired = expire(&mut tx, BATCH).await?;
+        tx.commit().await?;
+        Ok(usize::try_from(expired)?)
+    }
+
+    pub(super) async fn settle_keys(&self) -> anyhow::Result<usize> {
+        let mut tx = self.pool.begin().await?;
+        let (completed, cleared) = housekeeping::settle_keys(&mut tx, self.rhythm.key_stuck_s, BATCH).await?;
+        tx.commit().await?;
+        if completed + cleared > 0 {
+            tracing::warn!(completed, cleared, "idempotency keys that a crash had left in progress were settled");
+        }
+        Ok(completed + cleared)
+    }
+
+    /// Reads orders that are due from their providers.
+    pub(super) async fn read_due(&self) -> anyhow::Result<usize> {
+        let due = claim_due_reads(&mut *self.pool.acquire().await?, self.rhythm.pending_s, READS).await?;
+        let mut changes = 0;
+        for (order, why) in due {
+            let plan = plan_of(&mut *self.pool.acquire().await?, order, &why).await?;
+            for finding in read_order(&self.pool, &self.apis, &plan, false).await? {
+                tracing::info!(order_id = %order, why, what = finding.what, outcome = finding.outcome, "an order was read from its provider");
+                changes += usize::from(finding.changed);
+            }
+        }
+        Ok(changes)
+    }
+
+    pub(super) async fn purge(&self) -> anyhow::Result<usize> {
+        let mut connection = self.pool.acquire().await?;
+        let rhythm = &self.rhythm;
+        let mut removed = housekeeping::purge_events(&mut connection, rhythm.events_s, BATCH * 5).await?;
+        removed += housekeeping::purge_keys(&mut connection, rhythm.keys_s, BATCH * 5).await?;
+        removed += counterfoil_outbox::purge(&mut connection, rhythm.outbox_s, BATCH * 5).await?;
+        removed += counterfoil_inbox::purge(&mut connection, rhythm.processed_s, BATCH * 5).await?;
+        Ok(usize::try_from(removed)?)
+    }
+
+    /// Compares books and payments; a difference is an alert, not something to repair.
+    pub(super) async fn compare_books(&self) -> anyhow::Result<usize> {
+        let found = differences(&mut *self.pool.acquire().await?, BOOKS_SETTLED_S, BATCH).await?;
+        let mut by_currency: BTreeMap<&str, i64> = BTreeMap::new();
+        for difference in &found {
+            let sum = by_currency.entry(&difference.currency).or_default();
+            *sum = sum.saturating_add(difference.expected_minor.saturating_sub(difference.booked_minor).saturating_abs());
+            tracing::error!(order_id = %difference.order_id, expected_minor = difference.expected_minor, booked_minor = difference.booked_minor,
+                currency = difference.currency, "the books of an order differ from its payments");
+        }
+        gauge("counterfoil_ledger_orders_that_differ", i64::try_from(found.len())?);
+        for (currency, minor) in by_currency {
+            metrics::gauge!("counterfoil_ledger_difference_minor", "currency" => currency.to_owned()).set(f64::from(i32::try_from(minor).unwrap_or(i32::MAX)));
+        }
+        Ok(0)
+    }
+}
+
+fn gauge(name: &'static str, value: i64) {
+    metrics::gauge!(name).set(f64::from(i32::try_from(value).unwrap_or(i32::MAX)));
+}
