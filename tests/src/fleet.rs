@@ -12,12 +12,16 @@ use ring::hmac;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use crate::simulator::{Simulator, Webhooks};
 use crate::stage::{RUNGS, Stage, root, until};
 
 /// The secrets of every test fleet.
 pub const STRIPE_SECRET: &str = "whsec_test_of_counterfoil";
 const STANDARD_SECRET: &str = "whsec_Y291bnRlcmZvaWwtdGVzdC1zZWNyZXQtMDEyMw==";
 const TOKEN: &str = "0123456789abcdef0123";
+
+/// The secret of Razorpay's API key, which signs what a browser brings back.
+pub const RAZORPAY_KEY_SECRET: &str = "razorpay-key-secret";
 
 /// A running process. Killed when dropped.
 #[derive(Debug)]
@@ -41,6 +45,10 @@ pub fn free_port() -> u16 {
     }
 }
 
+fn binary(name: &str) -> PathBuf {
+    root().join(std::env::var("COUNTERFOIL_TEST_BIN").unwrap_or_else(|_| "target/debug".to_owned())).join(name)
+}
+
 impl Child {
     /// Starts a binary with these arguments and settings.
     #[must_use]
@@ -50,7 +58,7 @@ impl Child {
         let logs = root().join(".local/test-log");
         std::fs::create_dir_all(&logs).unwrap();
         let log = logs.join(format!("{binary}-{}.log", Uuid::new_v4().simple()));
-        let mut command = Command::new(root().join(std::env::var("COUNTERFOIL_TEST_BIN").unwrap_or_else(|_| "target/debug".to_owned())).join(binary));
+        let mut command = Command::new(self::binary(binary));
         for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("COUNTERFOIL_")) {
             command.env_remove(variable);
         }
@@ -172,6 +180,32 @@ impl Fleet {
         Child::start("counterfoil-consumers", &[name], &self.settings())
     }
 
+    /// Starts `counterfoil housekeep`, looking every second.
+    #[must_use]
+    pub fn housekeep(&self) -> Child {
+        let mut settings = vec![("COUNTERFOIL_HOUSEKEEP_OFTEN_S", "1".to_owned()), ("COUNTERFOIL_HOUSEKEEP_SELDOM_S", "1".to_owned())];
+        settings.extend(self.settings());
+        Child::start("counterfoil", &["housekeep"], &settings)
+    }
+
+    /// Runs a command of `counterfoil` to its end; its exit code and what it printed.
+    pub async fn counterfoil(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let mut command = tokio::process::Command::new(binary("counterfoil"));
+        for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("COUNTERFOIL_")) {
+            command.env_remove(variable);
+        }
+        let out = command.args(arguments).envs(self.settings()).stdin(Stdio::null()).output().await.unwrap();
+        (out.status.code(), format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr)))
+    }
+
+    /// With a provider simulator as Stripe, Razorpay and Square.
+    #[must_use]
+    pub fn with_simulator(self, simulator: &Simulator) -> Self {
+        let fleet = self.with("COUNTERFOIL_STRIPE_API_URL", &simulator.url).with("COUNTERFOIL_STRIPE_API_KEY", "sk_test_canary");
+        let fleet = fleet.with("COUNTERFOIL_RAZORPAY_API_URL", &simulator.url).with("COUNTERFOIL_RAZORPAY_API_KEY", format!("rzp_test:{RAZORPAY_KEY_SECRET}"));
+        fleet.with("COUNTERFOIL_SQUARE_API_URL", &simulator.url).with("COUNTERFOIL_SQUARE_API_KEY", "square-canary")
+    }
+
     /// Starts `counterfoil-migrate`.
     #[must_use]
     pub fn migrate(&self) -> Child {
@@ -197,6 +231,19 @@ impl Shop {
         Self { base: format!("http://127.0.0.1:{port}"), client }
     }
 
+    /// Where and how a simulated provider sends its webhooks to this shop's ingest.
+    #[must_use]
+    pub fn webhooks(&self) -> Webhooks {
+        Webhooks {
+            ingest: self.base.clone(),
+            stripe: STRIPE_SECRET.into(),
+            razorpay: "razorpay-secret".into(),
+            square: "square-key".into(),
+            square_url: "https://shop.example/webhooks/square".into(),
+            delay: Duration::from_millis(20),
+        }
+    }
+
     /// `POST /orders` with any body.
     pub async fn post_order(&self, body: &Value, key: Option<&str>) -> Response {
         let mut request = self.client.post(format!("{}/orders", self.base)).bearer_auth(TOKEN).json(body);
@@ -204,6 +251,24 @@ impl Shop {
             request = request.header("Idempotency-Key", key);
         }
         request.send().await.unwrap()
+    }
+
+    /// A POST below an order; its status and body. With the token, where `bearer`.
+    pub async fn post(&self, order: &str, what: &str, body: &Value, key: Option<&str>, bearer: bool) -> (u16, Value) {
+        let mut request = self.client.post(format!("{}/orders/{order}/{what}", self.base)).json(body);
+        if let Some(key) = key {
+            request = request.header("Idempotency-Key", key);
+        }
+        if bearer {
+            request = request.bearer_auth(TOKEN);
+        }
+        let response = request.send().await.unwrap();
+        (response.status().as_u16(), response.json().await.unwrap_or_default())
+    }
+
+    /// `POST /orders/{id}/refunds`.
+    pub async fn refund(&self, order: &str, amount_minor: i64, key: &str) -> (u16, Value) {
+        self.post(order, "refunds", &json!({ "amount_minor": amount_minor, "reason": "customer asked" }), Some(key), true).await
     }
 
     /// Makes an order of 10.99 EUR; its id.

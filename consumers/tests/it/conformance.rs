@@ -50,7 +50,8 @@ async fn every_consumer_killed_before_its_effect_after_it_and_before_the_ack_end
         let points = if inside {
             [("apply.before_commit", 1), ("ack.before", 1)].to_vec()
         } else {
-            [("effect.before", 1), ("effect.after", 2), ("ack.before", 1)].to_vec()
+            // A refund is looked for before it is sent again, so that not even the outside sees a second one.
+            [("effect.before", 1), ("effect.after", if name == "refunds" { 1 } else { 2 }), ("ack.before", 1)].to_vec()
         };
         for (point, effects) in points {
             let bench = Bench::of(name).await;

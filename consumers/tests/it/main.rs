@@ -6,5 +6,6 @@ mod email;
 mod ladder;
 mod ledger;
 mod panics;
+mod refunds;
 mod support;
 mod tls;

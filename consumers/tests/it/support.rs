@@ -1,27 +1,37 @@
 //! A consumer under test: its process, its outside, and how its effects are counted.
 
-use counterfoil_tests::{Child, CrmStub, Fleet, SmtpStub, Stage, paid_event};
-use serde_json::Value;
+use counterfoil_tests::{Child, CrmStub, Fleet, Simulator, SmtpStub, Stage, event, paid_event};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 /// The consumers that the conformance suite runs.
-pub(crate) const CONSUMERS: [&str; 3] = ["email", "crm", "ledger"];
+pub(crate) const CONSUMERS: [&str; 4] = ["email", "crm", "ledger", "refunds"];
+
+/// A `refund.requested` event.
+pub(crate) fn refund_event(order: Uuid, id: Uuid, provider: &str) -> Value {
+    let data = json!({ "order_id": order, "version": 3, "order_status": "paid",
+        "refund": { "id": id, "provider_refund_id": null, "origin": "api", "status": "requested", "before": "requested", "amount_minor": 1099, "currency": "EUR",
+            "source": "sales", "reason": null },
+        "payment": { "provider": provider, "account": "", "payment_id": format!("pi_{order}") } });
+    event("refund.requested", order, &data)
+}
 
 pub(crate) struct Bench {
     pub(crate) stage: Stage,
     pub(crate) name: &'static str,
     pub(crate) smtp: SmtpStub,
     pub(crate) crm: CrmStub,
+    pub(crate) simulator: Simulator,
 }
 
 impl Bench {
     pub(crate) async fn of(name: &'static str) -> Self {
-        Self { stage: Stage::new().await, name, smtp: SmtpStub::start().await, crm: CrmStub::start().await }
+        Self { stage: Stage::new().await, name, smtp: SmtpStub::start().await, crm: CrmStub::start().await, simulator: Simulator::start().await }
     }
 
     pub(crate) fn fleet(&self) -> Fleet {
         let fleet = Fleet::on(&self.stage).with("COUNTERFOIL_SMTP_URL", self.smtp.url.clone());
-        fleet.with("COUNTERFOIL_CRM_URL", self.crm.url.clone()).with("COUNTERFOIL_CRM_TOKEN", "crm-token-canary")
+        fleet.with("COUNTERFOIL_CRM_URL", self.crm.url.clone()).with("COUNTERFOIL_CRM_TOKEN", "crm-token-canary").with_simulator(&self.simulator)
     }
 
     pub(crate) fn start(&self) -> Child {
@@ -38,7 +48,23 @@ impl Bench {
         let order = Uuid::new_v4();
         let email = format!("{order}@example.com");
         self.insert_order(order, &email).await;
+        if self.name == "refunds" {
+            let id = self.insert_refund("stripe", order, 1099).await;
+            return (refund_event(order, id, "stripe"), email);
+        }
         (paid_event(order, &email), email)
+    }
+
+    /// A captured payment of an order, here and at its provider, and a refund of it that was asked for.
+    pub(crate) async fn insert_refund(&self, provider: &str, order: Uuid, amount_minor: i64) -> Uuid {
+        let payment = format!("pi_{order}");
+        self.simulator.captured(provider, &payment, &order.to_string(), 1099);
+        sqlx::query("INSERT INTO payments (provider, payment_id, order_id, status, disposition, settled_minor, amount_minor, currency) VALUES ($1, $2, $3, 'captured', 'settled', 1099, 1099, 'EUR') ON CONFLICT DO NOTHING")
+            .bind(provider).bind(&payment).bind(order).execute(&self.stage.pool()).await.unwrap();
+        let id = Uuid::new_v4();
+        sqlx::query("INSERT INTO refunds (id, order_id, provider, account, payment_id, origin, status, amount_minor, currency, source, provider_key) VALUES ($1, $2, $3, '', $4, 'api', 'requested', $5, 'EUR', 'sales', $6)")
+            .bind(id).bind(order).bind(provider).bind(&payment).bind(amount_minor).bind(format!("refund:{id}")).execute(&self.stage.pool()).await.unwrap();
+        id
     }
 
     pub(crate) async fn insert_order(&self, order: Uuid, email: &str) {
@@ -57,6 +83,10 @@ impl Bench {
     /// Effects of an event at the outside, or in the books.
     pub(crate) async fn effects(&self, event: &Value, email: &str) -> usize {
         match self.name {
+            "refunds" => {
+                let mark = event["data"]["refund"]["id"].as_str().unwrap();
+                self.simulator.refunds().iter().filter(|refund| refund.mark == mark).count()
+            }
             "email" => self.smtp.mails_to(email),
             "crm" => self.crm.seen().iter().filter(|seen| seen.body.contains(email) && seen.head.contains(event["id"].as_str().unwrap())).count(),
             _ => {

@@ -86,6 +86,8 @@ fn begin<C: Configure>() -> Result<Begun<C::Checked>, u8> {
         say(format_args!("{}: the configuration cannot work:\n{problems}\nSee --help.", C::NAME));
         EXIT_USAGE
     };
+    // Many crates below bring a choice of TLS providers; one is named for all of them, before any can make a client.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let (options, checked) = config::read::<C>().map_err(|unconfigured| match unconfigured {
         Unconfigured::Asked(text) => text.exit(),
         Unconfigured::Wrong(problems) => refuse(problems),

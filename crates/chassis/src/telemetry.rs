@@ -48,8 +48,6 @@ pub(crate) struct Telemetry {
 
 /// Sets up logs, metrics and, where `OTEL_EXPORTER_OTLP_ENDPOINT` or its traces variant is set, the export of spans.
 pub(crate) fn start(name: &'static str, filter: &str, format: LogFormat) -> anyhow::Result<Telemetry> {
-    // Many crates below bring a choice of TLS providers; one is named for all of them.
-    let _ = rustls::crypto::ring::default_provider().install_default();
     let spans = exporting().then(|| tracer(name)).transpose()?;
     let filter = EnvFilter::try_new(format!("{filter},{QUIET}")).context("COUNTERFOIL_LOG")?;
     let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);

@@ -4,3 +4,5 @@ mod answers;
 mod durability;
 mod orders;
 mod process;
+mod refunds;
+mod returns;
