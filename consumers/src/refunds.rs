@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use counterfoil_payments::event::{Body, PaymentEventData, derived_refund};
 use counterfoil_payments::{Currency, Event, Fact, Money, OrderKey};
-use counterfoil_providers::api::{Api, CallError, RefundCall};
 use counterfoil_providers::Apis;
+use counterfoil_providers::api::{Api, CallError, RefundCall};
 use counterfoil_settlement::{
     NewRefund, Order, Refund, RefundRefused, count_call, find_id, find_refund, hold_payment, hold_refund, payments_of, refund_answered, refund_refused,
     request_refund,
@@ -115,7 +115,9 @@ impl Refunds {
             match request_refund(&mut tx, &new, None).await {
                 Ok(_) => tx.commit().await.map_err(|error| database(&error))?,
                 Err(RefundRefused::Database(error)) => return Err(database(&error)),
-                Err(RefundRefused::TooMuch { .. } | RefundRefused::NoOrder | RefundRefused::NoPayment) => return Ok(Effect::NotNeeded("nothing of it is left to go back")),
+                Err(RefundRefused::TooMuch { .. } | RefundRefused::NoOrder | RefundRefused::NoPayment) => {
+                    return Ok(Effect::NotNeeded("nothing of it is left to go back"));
+                }
                 Err(RefundRefused::Disputed) => return Ok(Effect::NotNeeded("held: the payment is disputed")),
             }
         }

@@ -30,7 +30,8 @@ pub(crate) async fn create(State(ingest): State<Arc<Ingest>>, path: Result<Path<
     let (parts, body) = request.into_parts();
     let scope = format!("{}:POST /orders/{{id}}/refunds", caller(&ingest, &parts.headers)?);
     let key = keyed::key_of(&parts.headers)?;
-    let key = key.ok_or_else(|| Problem::new(StatusCode::BAD_REQUEST, "an Idempotency-Key is required: money must not go back twice because a call was sent twice"))?;
+    let key =
+        key.ok_or_else(|| Problem::new(StatusCode::BAD_REQUEST, "an Idempotency-Key is required: money must not go back twice because a call was sent twice"))?;
     let order_key = key_in_path(path)?;
     let asked = read(&read_json(&parts.headers, body).await?)?;
     let mut connection = ingest.api_pool.acquire().await.map_err(|error| database_trouble(&error))?;

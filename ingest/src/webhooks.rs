@@ -121,7 +121,12 @@ fn authentic(ingest: &Ingest, adapter: &dyn Adapter, headers: &HeaderMap, body: 
     let late = reading.made_at.is_some_and(|made_at| now.saturating_sub(made_at) > LATE_AFTER_SECONDS);
     if late {
         metrics::counter!("counterfoil_ingest_late_deliveries_total", "provider" => provider.name()).increment(1);
-        tracing::warn!(provider = provider.name(), event_id = reading.event_id, made_at = reading.made_at, "a delivery came more than 24 hours after its event was made");
+        tracing::warn!(
+            provider = provider.name(),
+            event_id = reading.event_id,
+            made_at = reading.made_at,
+            "a delivery came more than 24 hours after its event was made"
+        );
     }
     Ok(Delivery {
         provider,

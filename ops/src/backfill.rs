@@ -131,7 +131,11 @@ async fn record(pool: &PgPool, asked: &Asked, batch: &mut Vec<Delivery>, report:
         }
         let mut tx = pool.begin().await?;
         let done = backfill(&mut tx, &deliveries).await.context("a batch cannot be recorded")?;
-        if asked.dry_run { tx.rollback().await? } else { tx.commit().await? }
+        if asked.dry_run {
+            tx.rollback().await?
+        } else {
+            tx.commit().await?
+        }
         let mut left = Vec::new();
         for (delivery, done) in deliveries.into_iter().zip(done) {
             if done.locked && tries < TRIES {
@@ -161,8 +165,12 @@ fn say(delivery: &Delivery, done: &Backfilled, report: &mut Report) -> anyhow::R
             report.count("orders marked as paid, without a receipt");
             print(format_args!("order {order} paid by {payment}, {money}: {name}\n"))?;
         }
-        (Fact::Refund { payment, refund_id, money, .. }, _) => print(format_args!("refund {refund_id} of {payment}, {money}: {name}, {}\n", done.outcome.name()))?,
-        (Fact::Dispute { payment, dispute_id, money, .. }, _) => print(format_args!("dispute {dispute_id} of {payment}, {money}: {name}, {}\n", done.outcome.name()))?,
+        (Fact::Refund { payment, refund_id, money, .. }, _) => {
+            print(format_args!("refund {refund_id} of {payment}, {money}: {name}, {}\n", done.outcome.name()))?
+        }
+        (Fact::Dispute { payment, dispute_id, money, .. }, _) => {
+            print(format_args!("dispute {dispute_id} of {payment}, {money}: {name}, {}\n", done.outcome.name()))?
+        }
         _ => {}
     }
     Ok(())

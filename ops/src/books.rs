@@ -27,7 +27,13 @@ pub(crate) async fn run(pool: &PgPool, command: Ledger) -> anyhow::Result<()> {
         Ledger::Check { settled_s } => {
             let differences = check::differences(&mut connection, settled_s, NAMED_MAX).await?;
             for found in &differences {
-                print(format_args!("{}  {}  expected {}, booked {}\n", found.order_id, found.currency, money(found.expected_minor, &found.currency), money(found.booked_minor, &found.currency)))?;
+                print(format_args!(
+                    "{}  {}  expected {}, booked {}\n",
+                    found.order_id,
+                    found.currency,
+                    money(found.expected_minor, &found.currency),
+                    money(found.booked_minor, &found.currency)
+                ))?;
             }
             anyhow::ensure!(differences.is_empty(), "the books of {} orders differ from their payments: see counterfoil trail <order>", differences.len());
             print(format_args!("the books and the payments agree\n"))?;

@@ -68,7 +68,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
 /// When the configuration cannot work.
 pub async fn stay(settings: Settings, process: Process) -> anyhow::Result<()> {
     match settings.command {
-        Command::Housekeep(mode, rhythm) => housekeep::run(pool(&settings.database_url, 4, false)?, settings.apis, mode, rhythm, process).await,
+        Command::Housekeep(mode, rhythm) => Box::pin(housekeep::run(pool(&settings.database_url, 4, false)?, settings.apis, mode, rhythm, process)).await,
         Command::Trail { .. } | Command::Attention { .. } | Command::Ledger(_) | Command::Reconcile { .. } | Command::Backfill { .. } => {
             anyhow::bail!("this command ends by itself")
         }

@@ -37,7 +37,11 @@ pub(crate) async fn run(pool: &PgPool, apis: &Apis, asked: Asked) -> anyhow::Res
         None => {
             let mut tx = pool.begin().await?;
             let due = claim_due_reads(&mut tx, seconds(asked.pending_for), asked.limit).await?;
-            if asked.dry_run { tx.rollback().await? } else { tx.commit().await? }
+            if asked.dry_run {
+                tx.rollback().await?
+            } else {
+                tx.commit().await?
+            }
             due
         }
     };
@@ -124,7 +128,11 @@ async fn settle_read(pool: &PgPool, plan: &ReadPlan, key: &PaymentKey, fact: Fac
     let mut tx = pool.begin().await?;
     lock_orders(&mut tx, &[plan.order_id]).await.with_context(|| format!("the order {} is locked by somebody", plan.order_id))?;
     let verdict = settle(&mut tx, std::slice::from_ref(&delivery)).await?.remove(0);
-    if dry_run { tx.rollback().await? } else { tx.commit().await? }
+    if dry_run {
+        tx.rollback().await?
+    } else {
+        tx.commit().await?
+    }
     let (outcome, changed) = match verdict {
         Verdict::Settled(settled) if settled.duplicate => ("known".to_owned(), false),
         Verdict::Settled(settled) => (settled.outcome.name().to_owned(), settled.outcome != counterfoil_settlement::Outcome::Superseded),

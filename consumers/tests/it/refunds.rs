@@ -138,8 +138,12 @@ async fn twice_paid(bench: &Bench) -> (Uuid, Value) {
 }
 
 fn aside(topic: &str, order: Uuid, payment: &str, reason: &str) -> Value {
-    event(topic, order, &json!({ "order_id": order, "version": 3, "reason": reason,
-        "payment": { "provider": "stripe", "account": "", "payment_id": payment, "amount_minor": 1099, "currency": "EUR", "before": "none" } }))
+    event(
+        topic,
+        order,
+        &json!({ "order_id": order, "version": 3, "reason": reason,
+        "payment": { "provider": "stripe", "account": "", "payment_id": payment, "amount_minor": 1099, "currency": "EUR", "before": "none" } }),
+    )
 }
 
 #[tokio::test]
@@ -161,8 +165,11 @@ async fn an_extra_payment_goes_back_only_after_both_were_read_and_found_captured
         bench.stage.put_events("refunds", &[event.clone(), event.clone()]).await;
         bench.done(&event).await;
         let made: Vec<_> = bench.simulator.refunds().into_iter().filter(|refund| refund.payment == format!("pi_second_{order}")).collect();
-        let reason: Option<String> =
-            sqlx::query_scalar("SELECT held_reason FROM payments WHERE payment_id = $1").bind(format!("pi_second_{order}")).fetch_one(&bench.stage.pool()).await.unwrap();
+        let reason: Option<String> = sqlx::query_scalar("SELECT held_reason FROM payments WHERE payment_id = $1")
+            .bind(format!("pi_second_{order}"))
+            .fetch_one(&bench.stage.pool())
+            .await
+            .unwrap();
         if held.is_empty() {
             assert_eq!((made.len(), made[0].amount), (1, 1099), "{what}");
             assert_eq!(made[0].key, format!("refund:extra_capture:pi_second_{order}"));
@@ -175,8 +182,15 @@ async fn an_extra_payment_goes_back_only_after_both_were_read_and_found_captured
 
 fn spoil(bench: &Bench, order: Uuid, which: &str, how: fn(&mut Payment)) {
     let order_name = Some(order.to_string());
-    let mut payment =
-        Payment { provider: "stripe".into(), id: format!("pi_{which}_{order}"), amount: 1099, currency: "EUR".into(), order: order_name, status: "captured".into(), session: None };
+    let mut payment = Payment {
+        provider: "stripe".into(),
+        id: format!("pi_{which}_{order}"),
+        amount: 1099,
+        currency: "EUR".into(),
+        order: order_name,
+        status: "captured".into(),
+        session: None,
+    };
     how(&mut payment);
     bench.simulator.put(payment);
 }

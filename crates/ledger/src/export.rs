@@ -90,7 +90,11 @@ pub async fn head(connection: &mut PgConnection, format: Format) -> sqlx::Result
     for (currency, since) in currencies {
         let _ = match format {
             // A commodity directive must show a decimal mark, even where there are no decimals.
-            Format::Hledger => writeln!(text, "commodity {}", amount(1000, &currency).replacen(&format!(" {currency}"), if decimals(&currency) == 0 { "." } else { "" }, 1) + " " + &currency),
+            Format::Hledger => writeln!(
+                text,
+                "commodity {}",
+                amount(1000, &currency).replacen(&format!(" {currency}"), if decimals(&currency) == 0 { "." } else { "" }, 1) + " " + &currency
+            ),
             Format::Beancount => writeln!(text, "{since} commodity {currency}"),
         };
     }
@@ -132,12 +136,22 @@ pub fn text(lines: &[Line], format: Format) -> String {
                 Format::Hledger => writeln!(
                     text,
                     "{}{} * {} | {}  ; order:{}, event:{}",
-                    if text.is_empty() { "" } else { "\n" }, line.date, line.topic, line.payment, line.order_id, line.source_event_id
+                    if text.is_empty() { "" } else { "\n" },
+                    line.date,
+                    line.topic,
+                    line.payment,
+                    line.order_id,
+                    line.source_event_id
                 ),
                 Format::Beancount => writeln!(
                     text,
                     "{}{} * \"{}\" \"{}\"\n  order: \"{}\"\n  event: \"{}\"",
-                    if text.is_empty() { "" } else { "\n" }, line.date, line.topic, escaped(&line.payment), line.order_id, line.source_event_id
+                    if text.is_empty() { "" } else { "\n" },
+                    line.date,
+                    line.topic,
+                    escaped(&line.payment),
+                    line.order_id,
+                    line.source_event_id
                 ),
             };
         }

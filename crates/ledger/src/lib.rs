@@ -24,7 +24,7 @@ pub mod export;
 use std::collections::BTreeMap;
 
 use counterfoil_payments::event::{Body, DisputeData, PaymentData, RefundData, RefundSource};
-use counterfoil_payments::{Currency, DisputeStatus, Disposition, Event, PaymentKey, RefundStatus};
+use counterfoil_payments::{Currency, Disposition, DisputeStatus, Event, PaymentKey, RefundStatus};
 use sqlx::{PgConnection, PgTransaction};
 use uuid::Uuid;
 
@@ -161,7 +161,17 @@ pub async fn post(tx: &mut PgTransaction<'_>, events: &[&Event]) -> sqlx::Result
         INSERT INTO ledger_lines (entry_id, account, amount_minor, currency)
         SELECT e.id, l.account, l.amount_minor, l.currency FROM entries e
         JOIN unnest($8::uuid[], $9::text[], $10::bigint[], $11::text[]) AS l (event_id, account, amount_minor, currency) ON l.event_id = e.source_event_id",
-        &ids, &orders, &providers, &accounts, &payments, &topics, &times, &line_of, &names, &amounts, &currencies,
+        &ids,
+        &orders,
+        &providers,
+        &accounts,
+        &payments,
+        &topics,
+        &times,
+        &line_of,
+        &names,
+        &amounts,
+        &currencies,
     )
     .execute(&mut **tx)
     .await?;

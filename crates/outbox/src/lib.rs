@@ -55,3 +55,42 @@ pub async fn append(tx: &mut PgTransaction<'_>, event: &NewEvent) -> sqlx::Resul
     .await?;
     Ok(done.rows_affected() == 1)
 }
+
+/// An event that the current transaction has appended.
+#[derive(Debug, Clone)]
+pub struct Appended {
+    /// The event.
+    pub event_id: Uuid,
+    /// Its topic.
+    pub topic: String,
+    /// Its `data`.
+    pub payload: Value,
+}
+
+/// The events that this transaction has appended so far: its own rows carry its own `now()`.
+///
+/// # Errors
+/// When the database fails.
+pub async fn appended(tx: &mut PgTransaction<'_>) -> sqlx::Result<Vec<Appended>> {
+    sqlx::query_as!(
+        Appended,
+        "SELECT event_id, topic, payload FROM outbox WHERE published_at IS NULL AND parked_at IS NULL AND deferrals = 0 AND created_at = now() ORDER BY id"
+    )
+    .fetch_all(&mut **tx)
+    .await
+}
+
+/// Keeps events from being sent, before anybody can see them: their ids stay, so that no later event says the same again.
+///
+/// # Errors
+/// When the database fails.
+pub async fn withhold(tx: &mut PgTransaction<'_>, event_ids: &[Uuid], why: &str) -> sqlx::Result<()> {
+    sqlx::query!(
+        "UPDATE outbox SET published_at = now(), last_error = $2 WHERE event_id = ANY ($1) AND exchange = 'counterfoil.events' AND published_at IS NULL AND created_at = now()",
+        event_ids,
+        why,
+    )
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
+}

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use crate::ids::{OrderId, PaymentKey, Provider};
 use crate::money::{Currency, Money};
-use crate::state::{DisputeStatus, Disposition, RefundStatus};
+use crate::state::{Disposition, DisputeStatus, RefundStatus};
 
 /// One thing that was bought.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,4 +14,4 @@ pub use event::{Event, Topic, event_id};
 pub use fact::{Contact, Fact, News};
 pub use ids::{OrderId, OrderKey, PaymentKey, Provider, Reference};
 pub use money::{Currency, Money};
-pub use state::{DisputeStatus, Disposition, Move, OrderStatus, PaymentStatus, RefundStatus, Standing};
+pub use state::{Disposition, DisputeStatus, Move, OrderStatus, PaymentStatus, RefundStatus, Standing};

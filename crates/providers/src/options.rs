@@ -12,19 +12,19 @@ pub struct ApiOptions {
     /// Stripe's secret or restricted API key: payment intents, charges, checkout sessions read; refunds written. Also _FILE.
     #[arg(long, env = "COUNTERFOIL_STRIPE_API_KEY", hide_env_values = true)]
     stripe_api_key: Option<String>,
-    /// Where Stripe's API is, if not at https://api.stripe.com.
+    /// Where Stripe's API is, if not at <https://api.stripe.com>.
     #[arg(long, env = "COUNTERFOIL_STRIPE_API_URL")]
     stripe_api_url: Option<String>,
     /// Razorpay's API key, as id:secret. Also _FILE.
     #[arg(long, env = "COUNTERFOIL_RAZORPAY_API_KEY", hide_env_values = true)]
     razorpay_api_key: Option<String>,
-    /// Where Razorpay's API is, if not at https://api.razorpay.com.
+    /// Where Razorpay's API is, if not at <https://api.razorpay.com>.
     #[arg(long, env = "COUNTERFOIL_RAZORPAY_API_URL")]
     razorpay_api_url: Option<String>,
     /// Square's access token. Also _FILE.
     #[arg(long, env = "COUNTERFOIL_SQUARE_API_KEY", hide_env_values = true)]
     square_api_key: Option<String>,
-    /// Where Square's API is, if not at https://connect.squareup.com; the sandbox is https://connect.squareupsandbox.com.
+    /// Where Square's API is, if not at <https://connect.squareup.com>; the sandbox is <https://connect.squareupsandbox.com>.
     #[arg(long, env = "COUNTERFOIL_SQUARE_API_URL")]
     square_api_url: Option<String>,
 }

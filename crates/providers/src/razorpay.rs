@@ -203,7 +203,9 @@ fn fact(event_type: &str, entities: &Entities<'_>) -> Result<Fact, Unreadable> {
         "payment.failed" => News::Failed,
         "payment_link.expired" | "invoice.expired" => News::Expired,
         "payment_link.cancelled" => News::Cancelled,
-        refund if refund.starts_with("refund.") => return refund_fact(event_type, &entities.refund.ok_or_else(|| Unreadable(format!("{event_type} without its refund")))?),
+        refund if refund.starts_with("refund.") => {
+            return refund_fact(event_type, &entities.refund.ok_or_else(|| Unreadable(format!("{event_type} without its refund")))?);
+        }
         dispute if dispute.starts_with("payment.dispute.") => return dispute_fact(event_type, entities),
         _ => {
             return Ok(Fact::Ignored { reason: "a type that is not acted on".into() });

@@ -185,7 +185,8 @@ pub(crate) fn refund_fact(what: &str, refund: &Payment<'_>) -> Result<Fact, Unre
 
 fn dispute_fact(what: &str, dispute: &Payment<'_>) -> Result<Fact, Unreadable> {
     let missing = |field: &str| Unreadable(format!("{what} without {field}"));
-    let of = json::object::<Payment<'_>>(dispute.disputed_payment)?.and_then(|payment| json::text(payment.payment_id)).or_else(|| json::text(dispute.payment_id));
+    let of =
+        json::object::<Payment<'_>>(dispute.disputed_payment)?.and_then(|payment| json::text(payment.payment_id)).or_else(|| json::text(dispute.payment_id));
     let payment = of.map(key).ok_or_else(|| missing("its payment"))?;
     let dispute_id = json::text(dispute.id).or_else(|| json::text(dispute.dispute_id)).filter(|id| id.len() <= ID_BYTES_MAX).ok_or_else(|| missing("an id"))?;
     let status = match json::text(dispute.state).as_deref() {

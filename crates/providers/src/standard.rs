@@ -163,7 +163,8 @@ fn fact(data: Raw<'_>, mode: Mode) -> Result<Fact, Unreadable> {
     let some_payment = || payment.clone().ok_or_else(|| missing("payment_id"));
     let some_money = || money.ok_or_else(|| missing("amount_minor and currency"));
     let own_id = |raw, what| json::text(raw).filter(|id| id.len() <= ID_BYTES_MAX).ok_or_else(|| missing(what));
-    let refund = |status| Ok(Fact::Refund { payment: some_payment()?, refund_id: own_id(data.refund_id, "refund_id")?, status, money: some_money()?, ours: None });
+    let refund =
+        |status| Ok(Fact::Refund { payment: some_payment()?, refund_id: own_id(data.refund_id, "refund_id")?, status, money: some_money()?, ours: None });
     let dispute =
         |status| Ok(Fact::Dispute { payment: some_payment()?, dispute_id: own_id(data.dispute_id, "dispute_id")?, status, money: some_money()?, reason: None });
     let news = match json::text(data.status).as_deref() {

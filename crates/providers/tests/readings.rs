@@ -73,7 +73,11 @@ fn stripes_types_mean_what_its_documentation_says() {
         ("charge.captured", charge(true), "captured pi_1 5 EUR A"),
         ("charge.failed", charge(false), "failed pi_1 5 EUR A"),
         ("charge.expired", charge(false), "expired pi_1 5 EUR A"),
-        ("charge.refunded", json!({ "id": "ch_1", "payment_intent": "pi_1", "amount": 5, "amount_captured": 5, "amount_refunded": 3, "currency": "eur" }), "reported 3 EUR of pi_1"),
+        (
+            "charge.refunded",
+            json!({ "id": "ch_1", "payment_intent": "pi_1", "amount": 5, "amount_captured": 5, "amount_refunded": 3, "currency": "eur" }),
+            "reported 3 EUR of pi_1",
+        ),
         ("refund.created", back("pending"), "refund re_1 pending 3 EUR of pi_1"),
         ("refund.updated", back("requires_action"), "refund re_1 pending 3 EUR of pi_1"),
         ("charge.refund.updated", back("succeeded"), "refund re_1 succeeded 3 EUR of pi_1"),
@@ -189,11 +193,21 @@ fn razorpays_types_and_traps() {
         ("order.paid", json!({ "payment": payment(json!([])), "order": order }), "captured pay_1 5 INR R", "order.paid:order_1:7"),
         ("order.paid", json!({ "order": { "entity": { "id": "order_1" } } }), "unreadable", "order.paid:order_1:7"),
         ("refund.created", back(json!([])), "refund rfnd_1 pending 5 INR of pay_1", "refund.created:rfnd_1:7"),
-        ("refund.processed", back(json!({ "counterfoil_refund": MARK })), &format!("refund rfnd_1 pending 5 INR of pay_1 ours {MARK}"), "refund.processed:rfnd_1:7"),
+        (
+            "refund.processed",
+            back(json!({ "counterfoil_refund": MARK })),
+            &format!("refund rfnd_1 pending 5 INR of pay_1 ours {MARK}"),
+            "refund.processed:rfnd_1:7",
+        ),
         ("payment.dispute.created", dispute("open", "retrieval"), "dispute disp_1 inquiry 5 INR of pay_1", "payment.dispute.created:disp_1:7"),
         ("payment.dispute.created", dispute("open", "chargeback"), "dispute disp_1 opened 5 INR of pay_1", "payment.dispute.created:disp_1:7"),
         ("payment.dispute.won", dispute("won", "chargeback"), "dispute disp_1 won 5 INR of pay_1", "payment.dispute.won:disp_1:7"),
-        ("payment_link.partially_paid", json!({ "payment": payment(json!({ "order_id": "A" })), "payment_link": { "entity": { "id": "plink_1" } } }), "captured pay_1 5 INR A", "payment_link.partially_paid:plink_1:7"),
+        (
+            "payment_link.partially_paid",
+            json!({ "payment": payment(json!({ "order_id": "A" })), "payment_link": { "entity": { "id": "plink_1" } } }),
+            "captured pay_1 5 INR A",
+            "payment_link.partially_paid:plink_1:7",
+        ),
         (
             "payment_link.expired",
             json!({ "payment_link": { "entity": { "id": "plink_1", "reference_id": "A" } } }),
@@ -224,14 +238,25 @@ fn squares_states_and_the_tip() {
         assert_eq!(said(&read(&adapter, &event(status))), format!("{} sq 5 USD A", format!("{news:?}").to_lowercase()));
     }
     assert_eq!(said(&read(&adapter, &event("NEW"))), "ignored");
-    let refund = |status: &str| json!({ "event_id": "e", "type": "refund.updated", "data": { "object": { "refund": {
-        "id": "rf", "payment_id": "sq", "status": status, "amount_money": money(3), "reason": format!("counterfoil {MARK}") } } } });
+    let refund = |status: &str| {
+        json!({ "event_id": "e", "type": "refund.updated", "data": { "object": { "refund": {
+        "id": "rf", "payment_id": "sq", "status": status, "amount_money": money(3), "reason": format!("counterfoil {MARK}") } } } })
+    };
     for (status, wanted) in [("PENDING", "pending"), ("COMPLETED", "succeeded"), ("REJECTED", "failed"), ("FAILED", "failed")] {
         assert_eq!(said(&read(&adapter, &refund(status))), format!("refund rf {wanted} 3 USD of sq ours {MARK}"));
     }
-    let dispute = |state: &str| json!({ "event_id": "e", "type": "dispute.state.updated", "data": { "object": { "dispute": {
-        "id": "dp", "state": state, "disputed_payment": { "payment_id": "sq" }, "amount_money": money(5) } } } });
-    for (state, wanted) in [("INQUIRY_PROCESSING", "inquiry"), ("EVIDENCE_REQUIRED", "opened"), ("WON", "won"), ("LOST", "lost"), ("ACCEPTED", "lost"), ("INQUIRY_CLOSED", "closed")] {
+    let dispute = |state: &str| {
+        json!({ "event_id": "e", "type": "dispute.state.updated", "data": { "object": { "dispute": {
+        "id": "dp", "state": state, "disputed_payment": { "payment_id": "sq" }, "amount_money": money(5) } } } })
+    };
+    for (state, wanted) in [
+        ("INQUIRY_PROCESSING", "inquiry"),
+        ("EVIDENCE_REQUIRED", "opened"),
+        ("WON", "won"),
+        ("LOST", "lost"),
+        ("ACCEPTED", "lost"),
+        ("INQUIRY_CLOSED", "closed"),
+    ] {
         assert_eq!(said(&read(&adapter, &dispute(state))), format!("dispute dp {wanted} 5 USD of sq"));
     }
     assert_eq!(said(&read(&adapter, &json!({ "event_id": "e", "type": "payment.updated", "data": null }))), "unreadable");
@@ -242,12 +267,21 @@ fn standard_webhooks_bodies() {
     let adapter = Standard::new(&[Secret::new("whsec_c2VjcmV0").unwrap()]).unwrap();
     let headers: HeaderMap = [(http::HeaderName::from_static("webhook-id"), "msg_1".parse().unwrap())].into_iter().collect();
     let says = |data: &Value| said(&adapter.read(&headers, json!({ "type": "t", "data": data }).to_string().as_bytes(), Mode::Test));
-    let mut data = json!({ "order": "A", "payment_id": "p", "amount_minor": 5, "currency": "EUR", "status": "", "livemode": false, "refund_id": "r", "dispute_id": "d" });
-    for (status, wanted) in
-        [("captured", "captured p 5 EUR A"), ("pending", "pending p 5 EUR A"), ("failed", "failed p 5 EUR A"), ("failed_final", "failedfinal p 5 EUR A"), ("odd", "ignored"),
-         ("refund_pending", "refund r pending 5 EUR of p"), ("refunded", "refund r succeeded 5 EUR of p"), ("refund_failed", "refund r failed 5 EUR of p"),
-         ("disputed", "dispute d opened 5 EUR of p"), ("dispute_lost", "dispute d lost 5 EUR of p"), ("dispute_won", "dispute d won 5 EUR of p")]
-    {
+    let mut data =
+        json!({ "order": "A", "payment_id": "p", "amount_minor": 5, "currency": "EUR", "status": "", "livemode": false, "refund_id": "r", "dispute_id": "d" });
+    for (status, wanted) in [
+        ("captured", "captured p 5 EUR A"),
+        ("pending", "pending p 5 EUR A"),
+        ("failed", "failed p 5 EUR A"),
+        ("failed_final", "failedfinal p 5 EUR A"),
+        ("odd", "ignored"),
+        ("refund_pending", "refund r pending 5 EUR of p"),
+        ("refunded", "refund r succeeded 5 EUR of p"),
+        ("refund_failed", "refund r failed 5 EUR of p"),
+        ("disputed", "dispute d opened 5 EUR of p"),
+        ("dispute_lost", "dispute d lost 5 EUR of p"),
+        ("dispute_won", "dispute d won 5 EUR of p"),
+    ] {
         data["status"] = json!(status);
         assert_eq!(says(&data), wanted);
     }

@@ -116,7 +116,8 @@ pub(crate) async fn now_extra(tx: &mut PgTransaction<'_>, order: Uuid) -> sqlx::
         let provider = row.provider.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
         let payment = PaymentKey { provider, account: row.account, payment_id: row.payment_id };
         let amount_minor = row.amount_minor;
-        let aside = Aside { amount_minor, currency: row.currency, settled_minor: 0, before: "held".into(), before_minor: amount_minor, before_settled_minor: 0 };
+        let aside =
+            Aside { amount_minor, currency: row.currency, settled_minor: 0, before: "held".into(), before_minor: amount_minor, before_settled_minor: 0 };
         let version = orders::restate(tx, order).await?.version;
         let payload = payload(order, version, "already_paid", &payment, &aside, (amount_minor, 0));
         let event_id = event::payment_extra(&payment);

@@ -1,6 +1,7 @@
 //! Records past events of a provider without announcing what was settled before Counterfoil knew of it.
 
-use counterfoil_payments::{Fact, PaymentKey};
+use counterfoil_outbox::Appended;
+use counterfoil_payments::{Fact, PaymentKey, Topic};
 use sqlx::{PgConnection, PgTransaction};
 
 use crate::delivery::{Delivery, Outcome, Settled, Verdict};
@@ -50,8 +51,7 @@ pub async fn backfill(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::R
     let nowhere: Vec<_> = items.iter().filter(|item| matches!(verdicts[item.positions[0]], Verdict::NoOrder(_))).collect();
     let note = || Note { outcome: Outcome::Ignored, reason: Some("recorded by backfill: no order of this name is here"), waits_for: None };
     events::store(tx, &nowhere.iter().map(|item| (*item, note())).collect::<Vec<_>>()).await?;
-    let payments: Vec<(&PaymentKey, i64)> = batch.iter().filter_map(payment_of).collect();
-    keep_quiet(tx, &payments).await?;
+    keep_quiet(tx, batch).await?;
     Ok(verdicts
         .into_iter()
         .map(|verdict| match verdict {
@@ -62,54 +62,70 @@ pub async fn backfill(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::R
         .collect())
 }
 
-fn payment_of(delivery: &Delivery) -> Option<(&PaymentKey, i64)> {
-    match &delivery.fact {
-        Fact::Payment { payment, .. } | Fact::Refund { payment, .. } | Fact::Dispute { payment, .. } => Some((payment, delivery.made_at.unwrap_or_default())),
-        Fact::RefundsReported { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => None,
-    }
-}
-
-/// `now()` is the transaction's: rows with that time are this transaction's own.
-async fn keep_quiet(tx: &mut PgTransaction<'_>, payments: &[(&PaymentKey, i64)]) -> sqlx::Result<()> {
-    let column = |read: &dyn Fn(&PaymentKey) -> String| payments.iter().map(|(payment, _)| read(payment)).collect::<Vec<_>>();
-    let (providers, accounts, ids) = (column(&|p| p.provider.name().to_owned()), column(&|p| p.account.clone()), column(&|p| p.payment_id.clone()));
-    let made: Vec<i64> = payments.iter().map(|(_, made_at)| *made_at).collect();
+/// Takes back what the transaction would announce about payments whose first booking it was, and marks what it recorded.
+async fn keep_quiet(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::Result<()> {
+    let appended = counterfoil_outbox::appended(tx).await?;
+    let named = |event: &Appended, field: &str| event.payload["payment"][field].as_str().unwrap_or_default().to_owned();
+    let first: Vec<&Appended> = appended
+        .iter()
+        .filter(|event| [Topic::OrderPaid, Topic::PaymentExtra, Topic::PaymentHeld].iter().any(|topic| topic.name() == event.topic))
+        .filter(|event| event.payload["payment"]["booked_minor"] == 0)
+        .collect();
+    let column = |field: &str| first.iter().map(|event| named(event, field)).collect::<Vec<_>>();
+    let (providers, accounts, ids) = (column("provider"), column("account"), column("payment_id"));
     sqlx::query!(
         "UPDATE payments p SET backfilled = true FROM unnest($1::text[], $2::text[], $3::text[]) AS k (provider, account, payment_id)
-         WHERE p.provider = k.provider AND p.account = k.account AND p.payment_id = k.payment_id
-           AND p.updated_at = now() AND p.status = 'captured' AND p.before_disposition = 'none' AND p.before_minor = 0",
+         WHERE p.provider = k.provider AND p.account = k.account AND p.payment_id = k.payment_id",
         &providers,
         &accounts,
         &ids,
     )
     .execute(&mut **tx)
     .await?;
+    let mut withheld = Vec::new();
+    for event in &appended {
+        if mark_quiet(tx, [named(event, "provider"), named(event, "account"), named(event, "payment_id")]).await? {
+            withheld.push(event.event_id);
+        }
+    }
+    counterfoil_outbox::withhold(tx, &withheld, "recorded by backfill: not sent").await?;
+    paid_then(tx, batch).await
+}
+
+/// Marks the refunds and disputes of a backfilled payment that this transaction has recorded: their rows carry its own
+/// `now()`. `false` when the payment lives in our books.
+async fn mark_quiet(tx: &mut PgTransaction<'_>, [provider, account, payment_id]: [String; 3]) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(
+        r#"WITH old AS (SELECT provider, account, payment_id FROM payments WHERE provider = $1 AND account = $2 AND payment_id = $3 AND backfilled),
+        money_back AS (UPDATE refunds r SET backfilled = true FROM old WHERE r.provider = old.provider AND r.account = old.account
+            AND r.payment_id = old.payment_id AND r.created_at = now()),
+        disputed AS (UPDATE disputes d SET backfilled = true FROM old WHERE d.provider = old.provider AND d.account = old.account
+            AND d.payment_id = old.payment_id AND d.created_at = now())
+        SELECT EXISTS (SELECT FROM old) AS "quiet!""#,
+        provider,
+        account,
+        payment_id,
+    )
+    .fetch_one(&mut **tx)
+    .await
+}
+
+/// Orders that this transaction has paid were paid when their event was made.
+async fn paid_then(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::Result<()> {
+    let captures = batch.iter().filter_map(|delivery| match &delivery.fact {
+        Fact::Payment { payment, .. } => Some((payment, delivery.made_at?)),
+        Fact::Refund { .. } | Fact::RefundsReported { .. } | Fact::Dispute { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => None,
+    });
+    let (keys, made): (Vec<&PaymentKey>, Vec<i64>) = captures.unzip();
     sqlx::query!(
         "UPDATE orders o SET paid_at = to_timestamp(k.made_at::float8) FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[]) AS k (provider, account, payment_id, made_at)
-         WHERE o.paid_provider = k.provider AND o.paid_account = k.account AND o.paid_payment_id = k.payment_id AND o.paid_at = now() AND k.made_at > 0",
-        &providers,
-        &accounts,
-        &ids,
+         WHERE o.paid_provider = k.provider AND o.paid_account = k.account AND o.paid_payment_id = k.payment_id AND o.paid_at = now()",
+        &keys.iter().map(|key| key.provider.name().to_owned()).collect::<Vec<_>>(),
+        &keys.iter().map(|key| key.account.clone()).collect::<Vec<_>>(),
+        &keys.iter().map(|key| key.payment_id.clone()).collect::<Vec<_>>(),
         &made,
     )
     .execute(&mut **tx)
     .await?;
-    for (payment, _) in payments {
-        sqlx::query!(
-            "WITH old AS (SELECT provider, account, payment_id, order_id FROM payments WHERE provider = $1 AND account = $2 AND payment_id = $3 AND backfilled),
-             money_back AS (UPDATE refunds r SET backfilled = true FROM old WHERE r.provider = old.provider AND r.account = old.account
-                AND r.payment_id = old.payment_id AND r.created_at = now()),
-             disputed AS (UPDATE disputes d SET backfilled = true FROM old WHERE d.provider = old.provider AND d.account = old.account
-                AND d.payment_id = old.payment_id AND d.created_at = now())
-             UPDATE outbox b SET published_at = now(), last_error = 'recorded by backfill: not sent'
-             FROM old WHERE b.order_id = old.order_id AND b.created_at = now() AND b.published_at IS NULL
-                AND b.payload -> 'payment' ->> 'payment_id' = old.payment_id AND b.payload -> 'payment' ->> 'provider' = old.provider",
-            payment.provider.name(),
-            payment.account,
-            payment.payment_id,
-        )
-        .execute(&mut **tx)
-        .await?;
-    }
     Ok(())
 }

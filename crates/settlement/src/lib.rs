@@ -20,6 +20,7 @@ mod keys;
 mod moneyback;
 mod orders;
 mod reads;
+mod refunding;
 mod refunds;
 mod rounds;
 mod seen;
@@ -34,10 +35,11 @@ pub use disputes::{Dispute, disputes_of};
 pub use events::store_failed;
 pub use failure::Failure;
 pub use keys::{Begun, Stored, begin_key, complete_key};
-pub use orders::{LineText, NewOrder, Order, OrderView, Payment, Refused, cancel, create, expire, find, find_by_payment, find_id, payments_of, session_of, set_session, view};
-pub use reads::{ReadPlan, claim_due_reads, claim_read, plan_of, read_failed};
-pub use refunds::{
-    NewRefund, Refund, RefundRefused, count_call, find as find_refund, hold_payment, hold_refund, refund_answered, refund_refused, refunds_of, request_refund,
+pub use orders::{
+    LineText, NewOrder, Order, OrderView, Payment, Refused, cancel, create, expire, find, find_by_payment, find_id, payments_of, session_of, set_session, view,
 };
+pub use reads::{ReadPlan, claim_due_reads, claim_read, plan_of, read_failed};
+pub use refunding::{NewRefund, RefundRefused, count_call, hold_payment, hold_refund, refund_answered, refund_refused, request_refund};
+pub use refunds::{Refund, find as find_refund, refunds_of};
 pub use seen::{Seen, deliveries_of_order};
 pub use settle::{lock_orders, settle, settle_or_wait};

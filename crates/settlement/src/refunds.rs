@@ -5,7 +5,7 @@
 //! All of it happens under the order's lock, so that refunds can never come to more than was captured, whoever asks at once.
 
 use counterfoil_outbox::{NewEvent, append};
-use counterfoil_payments::{Currency, Money, PaymentKey, RefundStatus, Topic, event};
+use counterfoil_payments::{Money, PaymentKey, RefundStatus, Topic, event};
 use serde_json::json;
 use sqlx::{PgConnection, PgTransaction};
 use uuid::Uuid;
@@ -168,13 +168,15 @@ async fn update(tx: &mut PgTransaction<'_>, id: Uuid, refund_id: &str, status: R
 }
 
 /// Says what a refund became: `order.refunded`, or `refund.failed`.
-async fn announce(tx: &mut PgTransaction<'_>, id: Uuid, before: RefundStatus, trace: Option<&str>) -> sqlx::Result<()> {
+pub(crate) async fn announce(tx: &mut PgTransaction<'_>, id: Uuid, before: RefundStatus, trace: Option<&str>) -> sqlx::Result<()> {
     let Some(refund) = find(&mut *tx, id).await? else { return Ok(()) };
     let restated = orders::restate(tx, refund.order_id).await?;
     let provider = refund.payment()?.provider;
     let (event_id, topic) = match (RefundStatus::read(&refund.status), &refund.provider_refund_id) {
         (Some(RefundStatus::Requested), _) => (event::refund_requested(id), Topic::RefundRequested),
-        (Some(status @ (RefundStatus::Pending | RefundStatus::Succeeded)), Some(theirs)) => (event::order_refunded(provider, theirs, status), Topic::OrderRefunded),
+        (Some(status @ (RefundStatus::Pending | RefundStatus::Succeeded)), Some(theirs)) => {
+            (event::order_refunded(provider, theirs, status), Topic::OrderRefunded)
+        }
         _ => (event::refund_failed(id), Topic::RefundFailed),
     };
     let (order_id, version, payload) = (refund.order_id, restated.version, refund.payload(before.name(), &restated));
@@ -196,134 +198,6 @@ pub(crate) async fn report(tx: &mut PgTransaction<'_>, payment: &PaymentKey, tot
     .execute(&mut **tx)
     .await?;
     Ok(done.rows_affected() == 1)
-}
-
-/// A refund that we ask for.
-#[derive(Debug, Clone)]
-pub struct NewRefund {
-    /// Our id for it.
-    pub id: Uuid,
-    /// Whose money.
-    pub order_id: Uuid,
-    /// Which payment; `None` for the one that paid the order.
-    pub payment_id: Option<String>,
-    /// How much; `None` for all that is left of it.
-    pub amount_minor: Option<i64>,
-    /// Who asks: `api`, `extra`, `late`, `mismatch`.
-    pub origin: &'static str,
-    /// Why, in the words of whoever asks.
-    pub reason: Option<String>,
-    /// The key under which the provider is asked, the same on every attempt.
-    pub provider_key: String,
-    /// The caller's idempotency key, scope first.
-    pub made_by: Option<(String, String)>,
-}
-
-/// Why a refund was not made.
-#[derive(Debug, thiserror::Error)]
-pub enum RefundRefused {
-    /// No such order.
-    #[error("no order has this id")]
-    NoOrder,
-    /// Nothing was captured that could go back.
-    #[error("the order has no captured payment of this id: nothing can go back")]
-    NoPayment,
-    /// The bank has the money, and decides.
-    #[error("the payment is disputed: the bank has taken the money, and a refund would pay it back twice")]
-    Disputed,
-    /// More than is left.
-    #[error("{asked} is more than the {left} minor units that can still be refunded of this payment")]
-    TooMuch {
-        /// What was asked for.
-        asked: i64,
-        /// What is left.
-        left: i64,
-    },
-    /// The database failed.
-    #[error(transparent)]
-    Database(#[from] sqlx::Error),
-}
-
-struct Refundable {
-    provider: String,
-    account: String,
-    payment_id: String,
-    currency: String,
-    disposition: String,
-    left: i64,
-    disputed: bool,
-}
-
-/// What can still go back of a payment: captured, less what went back or is about to, less what the bank has taken. Of
-/// money that never paid the order only, when `unallocated`.
-async fn refundable(tx: &mut PgTransaction<'_>, order: Uuid, payment_id: Option<&str>, unallocated: bool) -> sqlx::Result<Option<Refundable>> {
-    sqlx::query_as!(
-        Refundable,
-        r#"SELECT p.provider, p.account, p.payment_id, p.currency AS "currency!", p.disposition,
-            (p.amount_minor - CASE WHEN $3 THEN p.settled_minor ELSE 0 END
-              - COALESCE((SELECT sum(r.amount_minor) FROM refunds r WHERE r.provider = p.provider AND r.account = p.account AND r.payment_id = p.payment_id
-                  AND r.status <> 'failed' AND (NOT $3 OR r.source = 'unallocated')), 0)
-              - COALESCE((SELECT sum(d.amount_minor) FROM disputes d WHERE d.provider = p.provider AND d.account = p.account AND d.payment_id = p.payment_id
-                  AND d.status IN ('opened', 'lost')), 0))::bigint AS "left!",
-            EXISTS (SELECT FROM disputes d WHERE d.provider = p.provider AND d.account = p.account AND d.payment_id = p.payment_id AND d.status = 'opened') AS "disputed!"
-        FROM orders o JOIN payments p ON p.order_id = o.id
-        WHERE o.id = $1 AND p.status = 'captured' AND CASE WHEN $2::text IS NULL
-            THEN p.provider = o.paid_provider AND p.account = o.paid_account AND p.payment_id = o.paid_payment_id ELSE p.payment_id = $2 END
-        LIMIT 1"#,
-        order,
-        payment_id,
-        unallocated,
-    )
-    .fetch_optional(&mut **tx)
-    .await
-}
-
-/// Asks for a refund: its row, and `refund.requested`. A refund of the same id or key is made once; the second call gets
-/// the first one's row.
-///
-/// # Errors
-/// Why it is not made.
-pub async fn request_refund(tx: &mut PgTransaction<'_>, new: &NewRefund, trace: Option<&str>) -> Result<Refund, RefundRefused> {
-    let locked = sqlx::query_scalar!("SELECT id FROM orders WHERE id = $1 FOR NO KEY UPDATE", new.order_id).fetch_optional(&mut **tx).await?;
-    locked.ok_or(RefundRefused::NoOrder)?;
-    let (scope, key) = new.made_by.clone().unzip();
-    let made = sqlx::query_scalar!("SELECT id FROM refunds WHERE id = $1 OR (made_by_scope = $2 AND made_by_key = $3)", new.id, scope, key);
-    if let Some(made) = made.fetch_optional(&mut **tx).await? {
-        return find(&mut *tx, made).await?.ok_or(RefundRefused::Database(sqlx::Error::RowNotFound));
-    }
-    let automatic = new.origin != "api";
-    let payment = refundable(tx, new.order_id, new.payment_id.as_deref(), automatic).await?.ok_or(RefundRefused::NoPayment)?;
-    if payment.disputed {
-        return Err(RefundRefused::Disputed);
-    }
-    let asked = new.amount_minor.unwrap_or(payment.left);
-    if asked > payment.left || asked <= 0 {
-        return Err(RefundRefused::TooMuch { asked, left: payment.left.max(0) });
-    }
-    let source = if payment.disposition == "settled" && !automatic { "sales" } else { "unallocated" };
-    sqlx::query!(
-        "INSERT INTO refunds (id, order_id, provider, account, payment_id, origin, status, amount_minor, currency, source, reason, provider_key, made_by_scope, made_by_key)
-         VALUES ($1, $2, $3, $4, $5, $6, 'requested', $7, $8, $9, $10, $11, $12, $13)",
-        new.id,
-        new.order_id,
-        payment.provider,
-        payment.account,
-        payment.payment_id,
-        new.origin,
-        asked,
-        payment.currency,
-        source,
-        new.reason,
-        new.provider_key,
-        scope,
-        key,
-    )
-    .execute(&mut **tx)
-    .await?;
-    if !automatic {
-        announce(tx, new.id, RefundStatus::Requested, trace).await?; // the automatic one is in the refunds consumer's hands already
-    }
-    find(&mut *tx, new.id).await?.ok_or(RefundRefused::Database(sqlx::Error::RowNotFound))
 }
 
 /// Finds a refund by our id.
@@ -354,74 +228,4 @@ pub async fn refunds_of(connection: &mut PgConnection, order: Uuid) -> sqlx::Res
     )
     .fetch_all(connection)
     .await
-}
-
-/// Counts a call to the provider before it is made, and frees the refund of what held it. Returns how many there were.
-///
-/// # Errors
-/// When the database fails.
-pub async fn count_call(connection: &mut PgConnection, id: Uuid) -> sqlx::Result<i32> {
-    sqlx::query_scalar!(
-        "UPDATE refunds SET calls = calls + 1, first_called_at = COALESCE(first_called_at, now()), held_reason = NULL, updated_at = now() WHERE id = $1 RETURNING calls - 1 AS \"before!\"",
-        id
-    )
-    .fetch_one(connection)
-    .await
-}
-
-/// Writes why a refund waits for a person.
-///
-/// # Errors
-/// When the database fails.
-pub async fn hold_refund(connection: &mut PgConnection, id: Uuid, reason: &str) -> sqlx::Result<()> {
-    sqlx::query!("UPDATE refunds SET held_reason = $2, updated_at = now() WHERE id = $1 AND status = 'requested'", id, reason).execute(connection).await?;
-    Ok(())
-}
-
-/// Writes why the money of a payment that was put aside is not sent back.
-///
-/// # Errors
-/// When the database fails.
-pub async fn hold_payment(connection: &mut PgConnection, payment: &PaymentKey, reason: &str) -> sqlx::Result<()> {
-    sqlx::query!(
-        "UPDATE payments SET held_reason = $4 WHERE provider = $1 AND account = $2 AND payment_id = $3 AND disposition IN ('extra', 'held') AND held_reason IS DISTINCT FROM $4",
-        payment.provider.name(),
-        payment.account,
-        payment.payment_id,
-        reason,
-    )
-    .execute(connection)
-    .await?;
-    Ok(())
-}
-
-/// Records the provider's answer to our call, as its webhook would.
-///
-/// # Errors
-/// When the database fails.
-pub async fn refund_answered(tx: &mut PgTransaction<'_>, refund: &Refund, refund_id: &str, status: RefundStatus, trace: Option<&str>) -> sqlx::Result<()> {
-    sqlx::query!("SELECT id FROM orders WHERE id = $1 FOR NO KEY UPDATE", refund.order_id).fetch_all(&mut **tx).await?;
-    let payment = refund.payment()?;
-    let Some(known) = crate::moneyback::captured(tx, &payment).await? else { return Ok(()) };
-    let currency: Currency = refund.currency.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
-    let news = News { payment: &payment, refund_id, status, money: Money::new(refund.amount_minor, currency), ours: Some(refund.id) };
-    learn(tx, &known, &news, trace).await?;
-    Ok(())
-}
-
-/// Records that the provider refuses a refund: `refund.failed`. One that it has taken on is left to its webhook.
-///
-/// # Errors
-/// When the database fails.
-pub async fn refund_refused(tx: &mut PgTransaction<'_>, refund: &Refund, why: &str, trace: Option<&str>) -> sqlx::Result<()> {
-    sqlx::query!("SELECT id FROM orders WHERE id = $1 FOR NO KEY UPDATE", refund.order_id).fetch_all(&mut **tx).await?;
-    let failed = sqlx::query!(
-        "UPDATE refunds SET status = 'failed', last_error = $2, held_reason = NULL, updated_at = now() WHERE id = $1 AND status = 'requested'",
-        refund.id,
-        why
-    );
-    if failed.execute(&mut **tx).await?.rows_affected() == 1 {
-        announce(tx, refund.id, RefundStatus::Requested, trace).await?;
-    }
-    Ok(())
 }

@@ -11,9 +11,9 @@ use crate::classify::{self, Leftover};
 use crate::delivery::{Delivery, Outcome, Settled, Verdict};
 use crate::events::{self, Note};
 use crate::failure::Failure;
-use crate::{moneyback, orders};
 use crate::rounds::{self, Item};
 use crate::statement::{self, Done};
+use crate::{moneyback, orders};
 
 /// Settles deliveries; the verdicts stand in the order of the batch. One delivery is a batch of one.
 ///

@@ -89,7 +89,14 @@ async fn what_cannot_go_back_is_refused_with_its_reason() {
     let unpaid = shop.order().await;
     assert_eq!(shop.refund(&unpaid, 1, "a").await.0, 409);
     assert_eq!(shop.refund("0190a3c4-0000-7000-8000-000000000001", 1, "b").await.0, 404);
-    for wrong in [json!({}), json!({ "amount_minor": 0 }), json!({ "amount_minor": -5 }), json!({ "amount_minor": "5" }), json!({ "amount_minor": 1.5 }), json!({ "amount_minor": 5, "reason": 7 })] {
+    for wrong in [
+        json!({}),
+        json!({ "amount_minor": 0 }),
+        json!({ "amount_minor": -5 }),
+        json!({ "amount_minor": "5" }),
+        json!({ "amount_minor": 1.5 }),
+        json!({ "amount_minor": 5, "reason": 7 }),
+    ] {
         let (status, body) = shop.post(order, "refunds", &wrong, Some("c"), true).await;
         assert_eq!(status, 422, "{wrong}");
         assert!(!body["errors"].as_array().unwrap().is_empty());

@@ -75,7 +75,10 @@ impl RhythmOptions {
             }
         }
         if processed <= outbox {
-            problems.note("COUNTERFOIL_RETENTION_PROCESSED_DAYS", format_args!("must be more than the {outbox} days of COUNTERFOIL_RETENTION_OUTBOX_DAYS: a replay must find its dedupe row"));
+            problems.note(
+                "COUNTERFOIL_RETENTION_PROCESSED_DAYS",
+                format_args!("must be more than the {outbox} days of COUNTERFOIL_RETENTION_OUTBOX_DAYS: a replay must find its dedupe row"),
+            );
         }
         Some(Rhythm {
             often: often?,

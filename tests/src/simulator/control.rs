@@ -36,9 +36,7 @@ async fn put(State(simulator): State<Simulator>, Json(body): Json<Value>) -> Jso
 }
 
 async fn list(State(simulator): State<Simulator>) -> Json<Value> {
-    let shown = |refund: super::Refund| {
-        json!({ "id": refund.id, "provider": refund.provider, "payment": refund.payment, "amount": refund.amount, "key": refund.key, "mark": refund.mark })
-    };
+    let shown = |refund: super::Refund| json!({ "id": refund.id, "provider": refund.provider, "payment": refund.payment, "amount": refund.amount, "key": refund.key, "mark": refund.mark });
     Json(json!({ "calls": simulator.refund_calls(), "reads": simulator.reads(), "refunds": simulator.refunds().into_iter().map(shown).collect::<Vec<_>>() }))
 }
 

@@ -107,7 +107,8 @@ impl Simulator {
         let listener = TcpListener::bind(address).await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let simulator = Self { url, state: Arc::default(), webhooks: Arc::default() };
-        let router = Router::new().merge(stripe::routes()).merge(razorpay::routes()).merge(square::routes()).merge(control::routes()).with_state(simulator.clone());
+        let router =
+            Router::new().merge(stripe::routes()).merge(razorpay::routes()).merge(square::routes()).merge(control::routes()).with_state(simulator.clone());
         tokio::spawn(async move { axum::serve(listener, router).await });
         simulator
     }

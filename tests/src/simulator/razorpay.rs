@@ -39,7 +39,15 @@ async fn payment(State(simulator): State<Simulator>, Path(id): Path<String>) -> 
 }
 
 fn of_order(simulator: &Simulator, order: &str) -> Vec<Payment> {
-    simulator.state.lock().unwrap().payments.values().filter(|payment| payment.provider == "razorpay" && payment.session.as_deref() == Some(order)).cloned().collect()
+    simulator
+        .state
+        .lock()
+        .unwrap()
+        .payments
+        .values()
+        .filter(|payment| payment.provider == "razorpay" && payment.session.as_deref() == Some(order))
+        .cloned()
+        .collect()
 }
 
 async fn order(State(simulator): State<Simulator>, Path(id): Path<String>) -> Response {

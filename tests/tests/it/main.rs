@@ -1,5 +1,6 @@
 //! The whole fleet, and the shape of the workspace.
 
+mod money_back;
 mod restarts;
 mod tidy;
 mod traces;

@@ -133,6 +133,9 @@ fn each_tables_name_stands_in_one_crate_tests_and_settlements_statement_apart() 
         ("orders", "crates/settlement"),
         ("payments", "crates/settlement"),
         ("idempotency_keys", "crates/settlement"),
+        ("refunds", "crates/settlement"),
+        ("disputes", "crates/settlement"),
+        ("provider_reads", "crates/settlement"),
         ("deployment", "crates/chassis"),
     ];
     for path in files(".rs").into_iter().filter(|path| !path.contains("tests/") && !path.starts_with("bench/")) {

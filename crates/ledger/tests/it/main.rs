@@ -7,7 +7,17 @@ use counterfoil_tests::Stage;
 use uuid::Uuid;
 
 fn payment(before: Disposition) -> PaymentData {
-    PaymentData { provider: Provider::Stripe, account: String::new(), payment_id: "pi_1".into(), amount_minor: 1099, currency: "EUR".parse().unwrap(), settled_minor: None, before, booked_minor: None, booked_settled_minor: None }
+    PaymentData {
+        provider: Provider::Stripe,
+        account: String::new(),
+        payment_id: "pi_1".into(),
+        amount_minor: 1099,
+        currency: "EUR".parse().unwrap(),
+        settled_minor: None,
+        before,
+        booked_minor: None,
+        booked_settled_minor: None,
+    }
 }
 
 fn event(body: Body) -> Event {

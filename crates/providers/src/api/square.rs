@@ -48,7 +48,8 @@ pub(super) async fn refunds_of(wire: &Wire, key: &PaymentKey) -> Result<Vec<Fact
     let body = read(wire, key).await?;
     let text = json::body_text(&body).into_owned();
     let payment = part(wire, &text, false)?;
-    let ids: Vec<String> = payment.refund_ids.map(|ids| serde_json::from_str(ids.get())).transpose().map_err(|error| wire.unread(&error.into()))?.unwrap_or_default();
+    let ids: Vec<String> =
+        payment.refund_ids.map(|ids| serde_json::from_str(ids.get())).transpose().map_err(|error| wire.unread(&error.into()))?.unwrap_or_default();
     let mut facts = Vec::with_capacity(ids.len());
     for id in ids {
         let body = wire.send(wire.request(Method::GET, &["v2", "refunds", &id], &[]).header("Square-Version", VERSION)).await?;

@@ -115,7 +115,8 @@ fn reason_of(body: &[u8]) -> String {
     }
     let text = json::body_text(body);
     let Ok(document) = serde_json::from_str::<Document<'_>>(&text) else { return String::new() };
-    let first = document.errors.and_then(|errors| serde_json::from_str::<Vec<Raw<'_>>>(errors.get()).ok()).and_then(|errors| errors.into_iter().next().flatten());
+    let first =
+        document.errors.and_then(|errors| serde_json::from_str::<Vec<Raw<'_>>>(errors.get()).ok()).and_then(|errors| errors.into_iter().next().flatten());
     let Ok(Some(error)) = json::object::<Error<'_>>(document.error.or(first)) else { return String::new() };
     let parts: Vec<String> = [json::text(error.code).or_else(|| json::text(error.kind)), json::text(error.description)].into_iter().flatten().collect();
     if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ").chars().take(REASON_CHARS_MAX).collect::<String>()) }
@@ -154,7 +155,10 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_providers_code_and_nothing_of_the_request() {
-        assert_eq!(reason_of(br#"{"error":{"code":"charge_already_refunded","type":"invalid_request_error","message":"Charge ch_1 ..."}}"#), ": charge_already_refunded");
+        assert_eq!(
+            reason_of(br#"{"error":{"code":"charge_already_refunded","type":"invalid_request_error","message":"Charge ch_1 ..."}}"#),
+            ": charge_already_refunded"
+        );
         assert_eq!(reason_of(br#"{"errors":[{"code":"REFUND_AMOUNT_INVALID","category":"REFUND_ERROR"}]}"#), ": REFUND_AMOUNT_INVALID");
         assert_eq!(reason_of(b"<html>"), "");
     }

@@ -17,7 +17,8 @@ async fn paid(pool: &PgPool, payment: &str) -> Uuid {
 async fn ask(pool: &PgPool, order_id: Uuid, amount: i64) -> Result<(), RefundRefused> {
     let mut tx = pool.begin().await.unwrap();
     let id = Uuid::new_v4();
-    let new = NewRefund { id, order_id, payment_id: None, amount_minor: Some(amount), origin: "api", reason: None, provider_key: id.to_string(), made_by: None };
+    let new =
+        NewRefund { id, order_id, payment_id: None, amount_minor: Some(amount), origin: "api", reason: None, provider_key: id.to_string(), made_by: None };
     request_refund(&mut tx, &new, None).await?;
     tx.commit().await.unwrap();
     Ok(())
@@ -52,7 +53,7 @@ async fn a_dispute_lost_and_then_won_has_one_debit_and_one_reversal_and_closed_b
         for what in arrival {
             outcomes(&pool, &[dispute(&payment, &dp, what, 1099), dispute(&payment, &dp, what, 1099)]).await;
         }
-        let known = disputes_of(&mut *pool.acquire().await.unwrap(), id).await.unwrap();
+        let known = disputes_of(&mut pool.acquire().await.unwrap(), id).await.unwrap();
         assert_eq!((known.len(), known[0].status.as_str()), (1, "won"), "{arrival:?}");
         assert_eq!(booked(&pool, "expenses:chargebacks").await, 0, "{arrival:?}");
         assert_eq!(booked(&pool, "assets:disputed:stripe").await, 0, "{arrival:?}");
@@ -86,10 +87,11 @@ async fn a_refund_and_a_dispute_of_the_whole_payment_are_both_booked_and_the_ord
     let pool = Stage::with_schema().await.pool();
     for (payment, refund_first) in [("pi_1", true), ("pi_2", false)] {
         let id = paid(&pool, payment).await;
-        let (back, away) = (refund(payment, &format!("re_{payment}"), RefundStatus::Succeeded, 1099), dispute(payment, &format!("dp_{payment}"), DisputeStatus::Opened, 1099));
+        let (back, away) =
+            (refund(payment, &format!("re_{payment}"), RefundStatus::Succeeded, 1099), dispute(payment, &format!("dp_{payment}"), DisputeStatus::Opened, 1099));
         outcomes(&pool, &if refund_first { [back, away] } else { [away, back] }).await;
         assert_eq!(status(&pool, id).await, "refunded");
-        let seen = counterfoil_settlement::attention(&mut *pool.acquire().await.unwrap(), 10).await.unwrap();
+        let seen = counterfoil_settlement::attention(&mut pool.acquire().await.unwrap(), 10).await.unwrap();
         assert!(seen.iter().any(|entry| entry.kind == "disputed" && entry.what.ends_with(payment)));
     }
     assert_eq!(booked(&pool, "assets:receivable:stripe").await, -2 * 1099, "paid back twice: the books say so");

@@ -59,7 +59,16 @@ async fn a_key_left_in_progress_by_a_crash_is_completed_with_its_works_answer_or
     let mut tx = pool.begin().await.unwrap();
     let made_by = |key: &str| Some(("shop:POST /orders/{id}/refunds".to_owned(), key.to_owned()));
     let refund_id = Uuid::new_v4();
-    let new = NewRefund { id: refund_id, order_id: id, payment_id: None, amount_minor: Some(5), origin: "api", reason: None, provider_key: "k".into(), made_by: made_by("done") };
+    let new = NewRefund {
+        id: refund_id,
+        order_id: id,
+        payment_id: None,
+        amount_minor: Some(5),
+        origin: "api",
+        reason: None,
+        provider_key: "k".into(),
+        made_by: made_by("done"),
+    };
     request_refund(&mut tx, &new, None).await.unwrap();
     let mut made = new_order("by key");
     made.made_by = Some(("shop:POST /orders".into(), "order".into()));
@@ -70,7 +79,7 @@ async fn a_key_left_in_progress_by_a_crash_is_completed_with_its_works_answer_or
         ('shop:POST /orders/{id}/refunds', 'lost', 'x', 'in_progress', now() - interval '1 hour'), ('shop:POST /orders', 'running', 'x', 'in_progress', now() - interval '1 hour'),
         ('shop:POST /orders', 'young', 'x', 'in_progress', now())";
     sqlx::query(stuck).execute(&pool).await.unwrap();
-    assert_eq!(attention(&mut *pool.acquire().await.unwrap(), 50).await.unwrap().iter().filter(|entry| entry.kind == "key").count(), 4);
+    assert_eq!(attention(&mut pool.acquire().await.unwrap(), 50).await.unwrap().iter().filter(|entry| entry.kind == "key").count(), 4);
     let mut running = pool.begin().await.unwrap();
     assert_eq!(begin_key(&mut running, "shop:POST /orders", "running", b"x").await.unwrap(), Begun::Running, "it holds the lock now");
     let mut tx = pool.begin().await.unwrap();
@@ -94,7 +103,8 @@ async fn a_purge_never_reopens_the_door_order_state_and_unique_facts_still_guard
     let batch = [news(News::Captured, id, "pi_1"), news(News::Captured, id, "pi_2"), refund("pi_1", "re_1", RefundStatus::Succeeded, 99)];
     outcomes(&pool, &batch).await;
     let made_by = Some(("shop".to_owned(), "key".to_owned()));
-    let new = NewRefund { id: Uuid::new_v4(), order_id: id, payment_id: None, amount_minor: Some(5), origin: "api", reason: None, provider_key: "k".into(), made_by };
+    let new =
+        NewRefund { id: Uuid::new_v4(), order_id: id, payment_id: None, amount_minor: Some(5), origin: "api", reason: None, provider_key: "k".into(), made_by };
     let mut tx = pool.begin().await.unwrap();
     request_refund(&mut tx, &new, None).await.unwrap();
     tx.commit().await.unwrap();

@@ -51,7 +51,7 @@ fn said_of_payment(rng: &mut StdRng, order: &OrderKey, payment: &str) -> Vec<Del
             continue;
         }
         let id = format!("re_{payment}_{n}");
-        let statuses: &[RefundStatus] = *[
+        let statuses: &[RefundStatus] = [
             [RefundStatus::Succeeded].as_slice(),
             &[RefundStatus::Pending],
             &[RefundStatus::Pending, RefundStatus::Succeeded],
@@ -281,6 +281,9 @@ async fn any_permutation_of_an_orders_events_with_duplicates_mixed_in_ends_in_th
         assert_eq!(found(&pool, order, &format!("pi_{seed}x_")).await, expected(&facts), "seed {seed}: {facts:#?}");
     }
     assert_eq!(differing(&pool).await, 0, "captured − refunded − charged back is what the books say, for every order");
-    let unbalanced: i64 = sqlx::query_scalar("SELECT count(*) FROM (SELECT currency FROM ledger_lines GROUP BY currency HAVING sum(amount_minor) <> 0) c").fetch_one(&pool).await.unwrap();
+    let unbalanced: i64 = sqlx::query_scalar("SELECT count(*) FROM (SELECT currency FROM ledger_lines GROUP BY currency HAVING sum(amount_minor) <> 0) c")
+        .fetch_one(&pool)
+        .await
+        .unwrap();
     assert_eq!(unbalanced, 0);
 }

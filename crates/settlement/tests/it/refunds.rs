@@ -11,7 +11,16 @@ use crate::support::{book, delivery, differing, disposition, key, news, order, o
 
 fn asked(order_id: Uuid, amount_minor: i64) -> NewRefund {
     let id = Uuid::new_v4();
-    NewRefund { id, order_id, payment_id: None, amount_minor: Some(amount_minor), origin: "api", reason: None, provider_key: format!("refund:{id}"), made_by: None }
+    NewRefund {
+        id,
+        order_id,
+        payment_id: None,
+        amount_minor: Some(amount_minor),
+        origin: "api",
+        reason: None,
+        provider_key: format!("refund:{id}"),
+        made_by: None,
+    }
 }
 
 async fn ask(pool: &PgPool, new: &NewRefund) -> Result<Uuid, RefundRefused> {
@@ -28,7 +37,11 @@ async fn paid(pool: &PgPool, payment: &str) -> Uuid {
 }
 
 async fn rows(pool: &PgPool, order: Uuid) -> Vec<(String, i64, String)> {
-    sqlx::query_as("SELECT origin, amount_minor, status FROM refunds WHERE order_id = $1 ORDER BY origin, amount_minor").bind(order).fetch_all(pool).await.unwrap()
+    sqlx::query_as("SELECT origin, amount_minor, status FROM refunds WHERE order_id = $1 ORDER BY origin, amount_minor")
+        .bind(order)
+        .fetch_all(pool)
+        .await
+        .unwrap()
 }
 
 /// What the provider's own event says of a refund that we asked for.
@@ -113,7 +126,14 @@ async fn refunds_never_exceed_what_was_captured_whoever_asks_at_once() {
     let automatic = (0..3).map(|_| {
         let pool = pool.clone();
         async move {
-            let new = NewRefund { id: Uuid::from_u128(7), payment_id: Some("pi_2".into()), amount_minor: None, origin: "extra", provider_key: "refund:extra_capture:pi_2".into(), ..asked(id, 0) };
+            let new = NewRefund {
+                id: Uuid::from_u128(7),
+                payment_id: Some("pi_2".into()),
+                amount_minor: None,
+                origin: "extra",
+                provider_key: "refund:extra_capture:pi_2".into(),
+                ..asked(id, 0)
+            };
             ask(&pool, &new).await.unwrap()
         }
     });
@@ -133,7 +153,10 @@ async fn refunding_the_first_payment_does_not_unpay_an_order_while_the_second_st
     let pool = Stage::with_schema().await.pool();
     let id = paid(&pool, "pi_1").await;
     let resend = news(News::Captured, id, "pi_1");
-    assert_eq!(outcomes(&pool, &[news(News::Captured, id, "pi_2"), refund("pi_1", "re_1", RefundStatus::Succeeded, 1099)]).await, [Outcome::Extra, Outcome::Applied]);
+    assert_eq!(
+        outcomes(&pool, &[news(News::Captured, id, "pi_2"), refund("pi_1", "re_1", RefundStatus::Succeeded, 1099)]).await,
+        [Outcome::Extra, Outcome::Applied]
+    );
     assert_eq!(status(&pool, id).await, "paid");
     assert_eq!(outcomes(&pool, &[refund("pi_2", "re_2", RefundStatus::Succeeded, 1099), resend]).await, [Outcome::Applied, Outcome::Superseded]);
     assert_eq!(status(&pool, id).await, "refunded");
@@ -146,7 +169,13 @@ async fn refunding_the_first_payment_does_not_unpay_an_order_while_the_second_st
 #[tokio::test]
 async fn only_an_exact_amount_in_the_orders_currency_pays_whatever_its_exponent() {
     let pool = Stage::with_schema().await.pool();
-    for (amount, currency, wrong) in [(1000, "EUR", vec![(999, "EUR"), (1001, "EUR"), (0, "EUR"), (1000, "USD")]), (1000, "JPY", vec![(100_000, "JPY")]), (1234, "KWD", vec![(123, "KWD")]), (5, "ISK", vec![(500, "ISK")]), (10_000, "HUF", vec![(100, "HUF")])] {
+    for (amount, currency, wrong) in [
+        (1000, "EUR", vec![(999, "EUR"), (1001, "EUR"), (0, "EUR"), (1000, "USD")]),
+        (1000, "JPY", vec![(100_000, "JPY")]),
+        (1234, "KWD", vec![(123, "KWD")]),
+        (5, "ISK", vec![(500, "ISK")]),
+        (10_000, "HUF", vec![(100, "HUF")]),
+    ] {
         let id = order(&pool).await;
         sqlx::query("UPDATE orders SET amount_minor = $2, currency = $3 WHERE id = $1").bind(id).bind(amount).bind(currency).execute(&pool).await.unwrap();
         let of = |n: usize, amount, currency: &str| delivery(News::Captured, Some(OrderKey::Id(OrderId(id))), &format!("pi_{id}_{n}"), amount, currency);
@@ -172,7 +201,10 @@ async fn two_part_payments_do_not_pay_together_and_one_payment_captured_in_parts
     assert_eq!(outcomes(&pool, &[part(parts, "pi_1", 400), part(parts, "pi_2", 699)]).await, [Outcome::Held, Outcome::Held]);
     assert_eq!(status(&pool, parts).await, "pending_payment");
     let grown = order(&pool).await;
-    assert_eq!(outcomes(&pool, &[part(grown, "pi_3", 400), part(grown, "pi_3", 1099), part(grown, "pi_3", 400)]).await, [Outcome::Held, Outcome::Applied, Outcome::Superseded]);
+    assert_eq!(
+        outcomes(&pool, &[part(grown, "pi_3", 400), part(grown, "pi_3", 1099), part(grown, "pi_3", 400)]).await,
+        [Outcome::Held, Outcome::Applied, Outcome::Superseded]
+    );
     assert_eq!((status(&pool, grown).await.as_str(), disposition(&pool, "pi_3").await.1.as_str()), ("paid", "settled"));
     assert_eq!(outcomes(&pool, &[part(grown, "pi_3", 1200)]).await, [Outcome::Held], "more than the order costs");
     assert_eq!(topics(&pool, grown).await, ["payment.held", "order.paid", "payment.held"]);
@@ -197,7 +229,7 @@ async fn captured_for_an_order_that_we_cancelled_or_let_expire_is_held_with_its_
         let why: String = sqlx::query_scalar("SELECT held_reason FROM payments WHERE payment_id = $1").bind(payment).fetch_one(&pool).await.unwrap();
         assert_eq!((why.as_str(), topics(&pool, id).await), (reason, vec!["payment.held".to_owned()]));
     }
-    let seen = counterfoil_settlement::attention(&mut *pool.acquire().await.unwrap(), 10).await.unwrap();
+    let seen = counterfoil_settlement::attention(&mut pool.acquire().await.unwrap(), 10).await.unwrap();
     assert_eq!(seen.iter().filter(|entry| entry.kind == "held" && entry.amount_minor == Some(1099)).count(), 2);
 }
 
@@ -209,7 +241,9 @@ async fn captured_and_cancelled_news_of_one_payment_in_the_same_millisecond_end_
         let both = [News::Captured, News::Cancelled].map(|what| {
             let (pool, delivery) = (pool.clone(), news(what, id, &payment));
             async move {
-                while settled(&pool, std::slice::from_ref(&delivery)).await.iter().any(|verdict| matches!(verdict, counterfoil_settlement::Verdict::Locked(_))) {}
+                while settled(&pool, std::slice::from_ref(&delivery)).await.iter().any(|verdict| matches!(verdict, counterfoil_settlement::Verdict::Locked(_)))
+                {
+                }
             }
         });
         join_all(both).await;

@@ -6,7 +6,7 @@ use counterfoil_tests::Stage;
 use sqlx::PgPool;
 use uuid::Uuid;
 
-use crate::support::{dispute, disposition, news, order, outcomes, refund, status, topics};
+use crate::support::{disposition, dispute, news, order, outcomes, refund, status, topics};
 
 /// Makes an order that stands at `status`.
 async fn order_at(pool: &PgPool, status: OrderStatus) -> Uuid {
@@ -79,7 +79,12 @@ async fn the_database_refuses_every_change_of_an_orders_status_that_the_table_do
         for after in OrderStatus::ALL.iter().filter(|after| *after != before) {
             let id = order_at(&pool, *before).await;
             let paid = if after.was_paid() { "'stripe', '', 'pi', now()" } else { "NULL, NULL, NULL, NULL" };
-            let change = |version: &str| format!("UPDATE orders SET status = '{}', (paid_provider, paid_account, paid_payment_id, paid_at) = ROW({paid}){version} WHERE id = '{id}'", after.name());
+            let change = |version: &str| {
+                format!(
+                    "UPDATE orders SET status = '{}', (paid_provider, paid_account, paid_payment_id, paid_at) = ROW({paid}){version} WHERE id = '{id}'",
+                    after.name()
+                )
+            };
             let run = async |text: String| sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(&pool).await;
             assert!(run(change("")).await.is_err(), "{before:?} to {after:?} without a new version: somebody saves a stale copy");
             let moves = Move::all().any(|what| before.after(what) == Ok(*after));
@@ -124,7 +129,10 @@ async fn payments_refunds_and_disputes_move_in_sql_exactly_as_their_ranks_say_pa
     for table in ["payments", "refunds", "disputes"] {
         let back = format!("UPDATE {table} SET status = CASE '{table}' WHEN 'payments' THEN 'pending' WHEN 'refunds' THEN 'requested' ELSE 'inquiry' END");
         let refused = sqlx::raw_sql(sqlx::AssertSqlSafe(back)).execute(&pool).await.unwrap_err();
-        assert!(refused.as_database_error().and_then(|error| error.constraint()).is_some_and(|name| name == format!("{table}_status_rises")), "{table}: {refused}");
+        assert!(
+            refused.as_database_error().and_then(|error| error.constraint()).is_some_and(|name| name == format!("{table}_status_rises")),
+            "{table}: {refused}"
+        );
     }
 }
 

@@ -135,5 +135,5 @@ pub(crate) async fn book(pool: &PgPool) {
 
 /// Orders whose books differ from their payments.
 pub(crate) async fn differing(pool: &PgPool) -> usize {
-    counterfoil_ledger::check::differences(&mut *pool.acquire().await.unwrap(), 0, 1000).await.unwrap().len()
+    counterfoil_ledger::check::differences(&mut pool.acquire().await.unwrap(), 0, 1000).await.unwrap().len()
 }
