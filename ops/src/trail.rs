@@ -7,7 +7,7 @@ use counterfoil_inbox::{Effect, effects};
 use counterfoil_ledger::Booked;
 use counterfoil_outbox::Published;
 use counterfoil_payments::OrderKey;
-use counterfoil_settlement::{Order, Payment, Seen, deliveries_of_order, find, find_by_payment, payments_of};
+use counterfoil_settlement::{Dispute, Order, Payment, Refund, Seen, deliveries_of_order, disputes_of, find, find_by_payment, payments_of, refunds_of};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -19,6 +19,8 @@ pub struct Trail {
     order: Order,
     deliveries: Vec<Seen>,
     payments: Vec<Payment>,
+    refunds: Vec<Refund>,
+    disputes: Vec<Dispute>,
     published: Vec<Published>,
     effects: Vec<Effect>,
     booked: Vec<Booked>,
@@ -40,11 +42,13 @@ pub async fn trail(connection: &mut PgConnection, id: &str) -> sqlx::Result<Opti
     let Some(order) = order else { return Ok(None) };
     let deliveries = deliveries_of_order(connection, order.id).await?;
     let payments = payments_of(connection, order.id).await?;
+    let refunds = refunds_of(connection, order.id).await?;
+    let disputes = disputes_of(connection, order.id).await?;
     let published = counterfoil_outbox::of_order(connection, order.id).await?;
     let ids: Vec<Uuid> = published.iter().map(|event| event.event_id).collect();
     let effects = effects(connection, &ids).await?;
     let booked = counterfoil_ledger::of_order(connection, order.id).await?;
-    Ok(Some(Trail { order, deliveries, payments, published, effects, booked }))
+    Ok(Some(Trail { order, deliveries, payments, refunds, disputes, published, effects, booked }))
 }
 
 fn instant(at: OffsetDateTime) -> String {
@@ -64,6 +68,22 @@ impl fmt::Display for Trail {
             let amount = payment.amount_minor.map(|amount| format!("{amount} {}", payment.currency.as_deref().unwrap_or_default())).unwrap_or_default();
             let why = payment.held_reason.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
             writeln!(f, "payment  {} {}  {}, {}{why}  {amount}", payment.provider, payment.payment_id, payment.status, payment.disposition)?;
+        }
+        for refund in &self.refunds {
+            let theirs = refund.provider_refund_id.as_deref().unwrap_or("(not at the provider yet)");
+            let why = refund.held_reason.as_ref().map(|why| format!(" (held: {why})")).unwrap_or_default();
+            writeln!(
+                f,
+                "refund   {}  {} {theirs} of {}  {}, asked for by {}{why}  {} {}",
+                refund.created_at, refund.provider, refund.payment_id, refund.status, refund.origin, refund.amount_minor, refund.currency
+            )?;
+        }
+        for dispute in &self.disputes {
+            writeln!(
+                f,
+                "dispute  {} {} of {}  {}  {} {}",
+                dispute.provider, dispute.dispute_id, dispute.payment_id, dispute.status, dispute.amount_minor, dispute.currency
+            )?;
         }
         for event in &self.published {
             self.fmt_event(f, event)?;

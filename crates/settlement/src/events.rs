@@ -146,13 +146,13 @@ pub(crate) async fn take_waiting(tx: &mut PgTransaction<'_>, names: &[String]) -
     .await
 }
 
-/// Marks a waiting event as failed: it waits for nothing any more, and a person looks at it.
-pub(crate) async fn fail_waiting(tx: &mut PgTransaction<'_>, waiting: &Waiting, last_error: &str) -> sqlx::Result<()> {
+/// Marks a stored event as failed: it waits for nothing any more, and a person looks at it.
+pub(crate) async fn fail_stored(tx: &mut PgTransaction<'_>, provider: &str, account: &str, event_id: &str, last_error: &str) -> sqlx::Result<()> {
     sqlx::query!(
         "UPDATE webhook_events SET outcome = 'failed', waits_for = NULL, last_error = $4 WHERE provider = $1 AND account = $2 AND event_id = $3",
-        waiting.provider,
-        waiting.account,
-        waiting.event_id,
+        provider,
+        account,
+        event_id,
         last_error,
     )
     .execute(&mut **tx)

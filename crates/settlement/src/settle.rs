@@ -63,31 +63,32 @@ pub async fn settle_or_wait(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> s
 /// is marked as failed, so that it does not keep its order from being made.
 pub(crate) async fn settle_waiting(tx: &mut PgTransaction<'_>, names: &[String]) -> sqlx::Result<()> {
     for waiting in events::take_waiting(tx, names).await? {
-        let mut alone = Connection::begin(&mut **tx).await?; // a savepoint
-        let again = async { drive_again(&mut alone, &waiting.delivery()?).await };
-        let Err(error) = again.await else {
-            alone.commit().await?;
-            continue;
-        };
-        alone.rollback().await?;
-        if Failure::of(&error) != Failure::Culprit {
-            return Err(error);
+        match waiting.delivery() {
+            Ok(delivery) => drive_again(tx, &delivery).await?,
+            Err(error) => events::fail_stored(tx, &waiting.provider, &waiting.account, &waiting.event_id, &error.to_string()).await?,
         }
-        let state = error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned();
-        tracing::error!(%error, event_id = waiting.event_id, "a waiting event cannot be settled; it is stored as failed");
-        events::fail_waiting(tx, &waiting, &format!("SQLSTATE {state}")).await?;
     }
     Ok(())
 }
 
-/// Settles a stored event again: it counts as no delivery, and its body stays as it is.
+/// Settles a stored event again, behind a savepoint: it counts as no delivery, and its body stays as it is. One that is to
+/// blame for an error is marked as failed.
 pub(crate) async fn drive_again(tx: &mut PgTransaction<'_>, delivery: &Delivery) -> sqlx::Result<()> {
     let mut items = rounds::fold(std::slice::from_ref(delivery));
     for item in &mut items {
         item.deliveries = 0;
     }
-    settle_items(tx, 1, items).await?;
-    Ok(())
+    let mut alone = Connection::begin(&mut **tx).await?; // a savepoint
+    let Err(error) = settle_items(&mut alone, 1, items).await else {
+        return alone.commit().await;
+    };
+    alone.rollback().await?;
+    if Failure::of(&error) != Failure::Culprit {
+        return Err(error);
+    }
+    let state = error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned();
+    tracing::error!(%error, event_id = delivery.event_id, "a stored event cannot be settled; it is marked as failed");
+    events::fail_stored(tx, delivery.provider.name(), &delivery.account, &delivery.event_id, &format!("SQLSTATE {state}")).await
 }
 
 /// Takes the advisory locks of references, in the order given (sort them first).

@@ -2,6 +2,7 @@
 
 mod answers;
 mod durability;
+mod event_types;
 mod orders;
 mod process;
 mod refunds;

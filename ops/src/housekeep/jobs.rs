@@ -1,6 +1,7 @@
 //! The jobs: each takes a few rows, does its work in one transaction, and says how much it did.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
 
 use counterfoil_ledger::check::differences;
 use counterfoil_providers::{Apis, Mode};
@@ -25,6 +26,8 @@ pub(super) struct Jobs {
     pub(super) apis: Apis,
     pub(super) mode: Mode,
     pub(super) rhythm: Rhythm,
+    /// Currencies that a difference was reported in: their gauge goes back to zero.
+    pub(super) reported: Mutex<BTreeSet<String>>,
 }
 
 impl Jobs {
@@ -125,7 +128,10 @@ impl Jobs {
                 currency = difference.currency, "the books of an order differ from its payments");
         }
         gauge("counterfoil_ledger_orders_that_differ", i64::try_from(found.len())?);
-        for (currency, minor) in by_currency {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        reported.extend(by_currency.keys().map(|currency| (*currency).to_owned()));
+        for currency in reported.iter() {
+            let minor = by_currency.get(currency.as_str()).copied().unwrap_or(0);
             metrics::gauge!("counterfoil_ledger_difference_minor", "currency" => currency.to_owned()).set(f64::from(i32::try_from(minor).unwrap_or(i32::MAX)));
         }
         Ok(0)

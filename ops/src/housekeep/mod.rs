@@ -4,6 +4,7 @@
 mod jobs;
 mod rhythm;
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use counterfoil_chassis::{Process, postgres};
@@ -34,7 +35,7 @@ pub(crate) fn reader(provider: Provider) -> Option<Box<dyn Adapter>> {
 /// Never: a job that fails says so and tries again.
 pub async fn run(pool: PgPool, apis: Apis, mode: Mode, rhythm: Rhythm, process: Process) -> anyhow::Result<()> {
     process.readiness.fails("database", "not asked yet");
-    let jobs = Jobs { pool: pool.clone(), apis, mode, rhythm: rhythm.clone() };
+    let jobs = Jobs { pool: pool.clone(), apis, mode, rhythm: rhythm.clone(), reported: Mutex::default() };
     tokio::join!(
         postgres::watch(pool, process.clone()),
         every("waiting", rhythm.often, &process, || jobs.drive_waiting()),

@@ -177,3 +177,14 @@ fn every_relative_link_of_a_document_leads_somewhere() {
         }
     }
 }
+
+#[test]
+fn every_case_from_the_field_names_tests_that_exist() {
+    let sources: String = files(".rs").iter().map(|path| read(path)).collect();
+    let cases = read("docs/cases.md");
+    let names: Vec<&str> = cases.split('`').skip(1).step_by(2).collect();
+    assert!(names.len() > 30);
+    for name in names {
+        assert!(sources.contains(&format!("fn {name}()")), "docs/cases.md names {name}, which is no test");
+    }
+}
