@@ -11,6 +11,9 @@ const LINES_MAX: usize = 500;
 /// Longest name or description, in characters.
 const TEXT_CHARS_MAX: usize = 2000;
 
+/// Longest time that an order may wait for its payment: ten years.
+const EXPIRES_IN_S_MAX: i64 = 315_360_000;
+
 /// Longest id of a checkout session, in bytes.
 const SESSION_BYTES_MAX: usize = 255;
 
@@ -81,6 +84,9 @@ pub(crate) fn read(body: &Value) -> Result<NewOrder, FieldProblems> {
         }
     };
     let expires_in_s = object.get("expires_in_s").filter(|value| !value.is_null()).and_then(|_| fields.integer("expires_in_s", 1, None));
+    if expires_in_s.is_some_and(|seconds| seconds > EXPIRES_IN_S_MAX) {
+        fields.note("expires_in_s", format!("must be at most {EXPIRES_IN_S_MAX} seconds"));
+    }
     let session = match object.get("session") {
         None | Some(Value::Null) => None,
         Some(session) => read_session(session).map_err(|more| fields.problems.extend(more)).ok(),

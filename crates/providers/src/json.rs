@@ -64,6 +64,11 @@ pub(crate) fn boolean(raw: Raw<'_>) -> Option<bool> {
     serde_json::from_str(raw?.get()).ok()
 }
 
+/// An instant in Unix seconds, before the year 10000.
+pub(crate) fn seconds(raw: Raw<'_>) -> Option<i64> {
+    integer(raw).filter(|seconds| (0..253_402_300_800).contains(seconds))
+}
+
 /// An instant as RFC 3339 writes it, in Unix seconds.
 pub(crate) fn instant(text: &str) -> Option<i64> {
     OffsetDateTime::parse(text, &Rfc3339).ok().map(OffsetDateTime::unix_timestamp)

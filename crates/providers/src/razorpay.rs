@@ -64,7 +64,7 @@ impl Adapter for Razorpay {
             event_id: event_id.unwrap_or_else(|| json::digest_id(body)),
             // Outside the signature: for search, never for deduplication.
             provider_event_id: signature::header(headers, "x-razorpay-event-id").ok().flatten().map(|id| id.chars().take(ID_BYTES_MAX).collect()),
-            made_at: json::integer(envelope.created_at),
+            made_at: json::seconds(envelope.created_at),
             fact: fact(&event_type, &entities).unwrap_or_else(|error| Fact::Unreadable { reason: error.0 }),
             event_type,
         }

@@ -74,7 +74,7 @@ impl Adapter for Stripe {
         } else {
             fact(&event_type, &account, envelope.data).unwrap_or_else(|error| Fact::Unreadable { reason: error.0 })
         };
-        Reading { account, event_id, provider_event_id: None, event_type, made_at: json::integer(envelope.created), fact }
+        Reading { account, event_id, provider_event_id: None, event_type, made_at: json::seconds(envelope.created), fact }
     }
 }
 

@@ -46,7 +46,15 @@ pub async fn known_events(connection: &mut PgConnection, provider: &str, events:
 /// # Errors
 /// When the database fails.
 pub async fn backfill(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::Result<Vec<Backfilled>> {
-    let verdicts = settle(tx, batch).await?;
+    let mut verdicts = settle(tx, batch).await?;
+    for (delivery, verdict) in batch.iter().zip(&mut verdicts) {
+        if let Verdict::Settled(settled) = verdict
+            && settled.outcome == Outcome::Waiting
+        {
+            settled.outcome = Outcome::Ignored; // its capture is older than what is recorded here
+            events::ignore_waiting(tx, delivery, "recorded by backfill: its payment is not here").await?;
+        }
+    }
     let items = rounds::fold(batch);
     let nowhere: Vec<_> = items.iter().filter(|item| matches!(verdicts[item.positions[0]], Verdict::NoOrder(_))).collect();
     let note = || Note { outcome: Outcome::Ignored, reason: Some("recorded by backfill: no order of this name is here"), waits_for: None };

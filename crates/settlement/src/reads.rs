@@ -36,7 +36,7 @@ pub async fn claim_read(connection: &mut PgConnection, order: Uuid, gap_s: i64) 
     Ok(done.rows_affected() == 1)
 }
 
-/// Claims up to `limit` orders that are due to be read: pending longer than `pending_s`, with refunds whose outcome is open for
+/// Claims up to `limit` orders that are due to be read: pending longer than `pending_s` (and not for 30 days), with refunds whose outcome is open for
 /// as long, or with a reported sum of refunds that is more than we know of. Each is put off by a minute, then two, then four,
 /// up to six hours.
 ///
@@ -47,6 +47,7 @@ pub async fn claim_due_reads(connection: &mut PgConnection, pending_s: i64, limi
         r#"WITH due AS (
             SELECT o.id, 'pending' AS why, o.created_at AS since FROM orders o
             WHERE o.status IN ('pending_payment', 'payment_pending', 'failed_final') AND o.created_at < now() - make_interval(secs => $1::bigint::float8)
+              AND o.created_at > now() - interval '30 days'
               AND (o.session_id IS NOT NULL OR EXISTS (SELECT FROM payments p WHERE p.order_id = o.id))
             UNION ALL
             SELECT r.order_id, 'a refund is under way', r.updated_at FROM refunds r

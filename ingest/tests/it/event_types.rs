@@ -50,9 +50,7 @@ async fn failed_final_by_standard_webhooks_fails_the_order_which_stays_payable_a
     let stage = Stage::with_schema().await;
     let (_ingest, shop) = Fleet::on(&stage).ingest().await;
     let order = shop.order().await;
-    let data = |payment: &str, status: &str| {
-        json!({ "order": order, "payment_id": payment, "amount_minor": 1099, "currency": "EUR", "status": status, "livemode": false, "refund_id": "r1", "dispute_id": "d1" })
-    };
+    let data = |payment: &str, status: &str| json!({ "order": order, "payment_id": payment, "amount_minor": 1099, "currency": "EUR", "status": status, "livemode": false, "refund_id": "r1", "dispute_id": "d1" });
     let status = async || shop.read(&order).await.json::<Value>().await.unwrap()["status"].as_str().map(str::to_owned).unwrap();
     assert_eq!(shop.standard("m1", data("p1", "failed_final")).await.1, "applied");
     assert_eq!(status().await, "failed_final");
@@ -62,5 +60,8 @@ async fn failed_final_by_standard_webhooks_fails_the_order_which_stays_payable_a
     assert_eq!(shop.standard("m4", data("p2", "refunded")).await.1, "applied");
     assert_eq!(shop.standard("m5", data("p2", "disputed")).await.1, "applied");
     let read: Value = shop.read(&order).await.json().await.unwrap();
-    assert_eq!((read["status"].as_str(), read["refunds"][0]["status"].as_str(), read["disputes"][0]["status"].as_str()), (Some("refunded"), Some("succeeded"), Some("opened")));
+    assert_eq!(
+        (read["status"].as_str(), read["refunds"][0]["status"].as_str(), read["disputes"][0]["status"].as_str()),
+        (Some("refunded"), Some("succeeded"), Some("opened"))
+    );
 }

@@ -74,3 +74,34 @@ fn every_topic_has_a_consumer_and_no_consumer_has_a_topic_that_does_not_exist() 
     }
     assert_eq!(topology::work_queues().count(), CONSUMERS.len());
 }
+
+#[tokio::test]
+async fn a_database_of_the_first_release_with_money_in_it_is_brought_to_this_one_and_its_rows_stay_right() {
+    let stage = Stage::empty().await;
+    stage.execute(include_str!("../../sql/0001_fleet.sql")).await;
+    stage
+        .execute(
+            "INSERT INTO orders (id, reference, status, amount_minor, currency, paid_provider, paid_account, paid_payment_id, paid_at)
+                VALUES ('00000000-0000-7000-8000-000000000001', 'A-1', 'paid', 1099, 'EUR', 'stripe', '', 'pi_1', now());
+             INSERT INTO payments (provider, payment_id, order_id, status, disposition, held_reason, amount_minor, currency) VALUES
+                ('stripe', 'pi_1', '00000000-0000-7000-8000-000000000001', 'captured', 'settled', NULL, 1099, 'EUR'),
+                ('stripe', 'pi_2', '00000000-0000-7000-8000-000000000001', 'captured', 'extra', 'already_paid', 1099, 'EUR'),
+                ('stripe', 'pi_3', '00000000-0000-7000-8000-000000000001', 'captured', 'held', 'amount_differs', 5, 'EUR'),
+                ('stripe', 'pi_4', '00000000-0000-7000-8000-000000000001', 'cancelled', 'none', NULL, NULL, NULL);
+             INSERT INTO webhook_events (provider, event_id, event_type, body, secret_position, outcome) VALUES ('stripe', 'evt_1', 'refund.created', '{}', 0, 'deferred');",
+        )
+        .await;
+    stage.execute(include_str!("../../sql/0002_money_back.sql")).await;
+    assert_eq!(stage.count("SELECT settled_minor FROM payments WHERE payment_id = 'pi_1'").await, 1099);
+    assert_eq!(stage.count("SELECT sum(settled_minor)::bigint FROM payments").await, 1099);
+    // A process of the first release goes on while this one comes up: what it writes is still taken.
+    stage
+        .execute(
+            "INSERT INTO orders (id, reference, amount_minor, currency) VALUES ('00000000-0000-7000-8000-000000000002', 'A-2', 5, 'EUR');
+             INSERT INTO payments (provider, payment_id, order_id, status, disposition, amount_minor, currency)
+                VALUES ('stripe', 'pi_5', '00000000-0000-7000-8000-000000000002', 'captured', 'settled', 5, 'EUR');
+             UPDATE orders SET status = 'paid', version = version + 1, paid_provider = 'stripe', paid_account = '', paid_payment_id = 'pi_5', paid_at = now() WHERE reference = 'A-2'",
+        )
+        .await;
+    assert_eq!(stage.count("SELECT count(*) FROM orders WHERE status = 'paid'").await, 2);
+}

@@ -4,12 +4,14 @@ use counterfoil_payments::{Fact, PaymentKey};
 use reqwest::Method;
 use serde::Deserialize;
 use serde_json::json;
-use uuid::Uuid;
 
-use super::wire::Wire;
+use super::wire::{Wire, fitting};
 use super::{CallError, PaymentState, RefundAnswer, RefundCall, answer_of};
 use crate::json::{self, Raw};
 use crate::razorpay::{Entity, payment_fact, refund_fact};
+
+/// Longest idempotency key.
+const KEY_CHARS_MAX: usize = 64;
 
 #[derive(Deserialize)]
 struct Collection<'a> {
@@ -80,11 +82,10 @@ pub(super) async fn refund(wire: &Wire, call: &RefundCall) -> Result<RefundAnswe
     answer_of(&fact_of(wire, &json::body_text(&body))?)
 }
 
-/// Razorpay takes ten characters or more, letters, digits, `-` and `_`: colons become `_`; what still does not fit is hashed.
+/// Razorpay takes ten characters or more (ours have), letters, digits, `-` and `_`: colons become `_`; what still does not fit is
+/// hashed.
 fn wire_key(key: &str) -> String {
-    let plain = key.replace(':', "_");
-    let fits = plain.len() >= 10 && plain.len() <= 64 && plain.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
-    if fits { plain } else { Uuid::new_v5(&Uuid::NAMESPACE_OID, key.as_bytes()).to_string() }
+    fitting(key.replace(':', "_"), KEY_CHARS_MAX, |c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
 }
 
 #[cfg(test)]

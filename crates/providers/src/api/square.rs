@@ -4,9 +4,8 @@ use counterfoil_payments::{Fact, PaymentKey};
 use reqwest::Method;
 use serde::Deserialize;
 use serde_json::json;
-use uuid::Uuid;
 
-use super::wire::Wire;
+use super::wire::{Wire, fitting};
 use super::{CallError, PaymentState, RefundAnswer, RefundCall, answer_of};
 use crate::json::{self, Raw};
 use crate::square::{MARK, Payment, money, payment_fact, refund_fact};
@@ -70,7 +69,7 @@ pub(super) async fn refund(wire: &Wire, call: &RefundCall) -> Result<RefundAnswe
 }
 
 fn wire_key(key: &str) -> String {
-    if key.len() <= KEY_CHARS_MAX { key.to_owned() } else { Uuid::new_v5(&Uuid::NAMESPACE_OID, key.as_bytes()).to_string() }
+    fitting(key.to_owned(), KEY_CHARS_MAX, |c| c.is_ascii_graphic())
 }
 
 #[cfg(test)]
@@ -79,7 +78,7 @@ mod tests {
 
     #[test]
     fn keys_fit_into_45_characters_and_stay_the_same_on_every_attempt() {
-        let refund = format!("refund:{}", Uuid::nil());
+        let refund = format!("refund:{}", uuid::Uuid::nil());
         assert_eq!(wire_key(&refund), refund);
         let long = format!("refund:extra_capture:{}", "x".repeat(60));
         assert!(wire_key(&long).len() <= KEY_CHARS_MAX);

@@ -5,13 +5,16 @@ use reqwest::{Method, RequestBuilder};
 use serde::Deserialize;
 use url::form_urlencoded::Serializer;
 
-use super::wire::Wire;
+use super::wire::{Wire, fitting};
 use super::{CallError, PaymentState, RefundAnswer, RefundCall, answer_of};
 use crate::json::{self, Raw};
 use crate::stripe::{Object, minor_units, object_fact};
 
 /// Pinned, so that a change of the account's default version changes nothing here.
 const VERSION: &str = "2026-07-29.dahlia";
+
+/// Longest idempotency key.
+const KEY_CHARS_MAX: usize = 255;
 
 /// Refunds of one payment that are listed; Stripe's own limit for a page.
 const PAGE: &str = "100";
@@ -125,7 +128,7 @@ pub(super) async fn refund(wire: &Wire, call: &RefundCall) -> Result<RefundAnswe
         .append_pair("metadata[counterfoil_refund]", &call.mark.to_string())
         .finish();
     let request = prepared(wire.request(Method::POST, &["v1", "refunds"], &[]), &key.account)
-        .header("Idempotency-Key", &call.key)
+        .header("Idempotency-Key", fitting(call.key.clone(), KEY_CHARS_MAX, |c| c.is_ascii_graphic()))
         .header("Content-Type", "application/x-www-form-urlencoded")
         .body(form);
     let body = wire.send(request).await?;

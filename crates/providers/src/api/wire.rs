@@ -8,6 +8,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Client, Method, RequestBuilder, StatusCode};
 use serde::Deserialize;
 use url::Url;
+use uuid::Uuid;
 
 use super::{CALL_DEADLINE, CallError};
 use crate::json::{self, Raw, Unreadable};
@@ -93,6 +94,11 @@ impl Wire {
             _ => CallError::Refused(reason),
         }
     }
+}
+
+/// A key as a provider takes it: as it is where it fits, else hashed, the same on every attempt.
+pub(super) fn fitting(key: String, characters_max: usize, takes: fn(char) -> bool) -> String {
+    if key.len() <= characters_max && key.chars().all(takes) { key } else { Uuid::new_v5(&Uuid::NAMESPACE_OID, key.as_bytes()).to_string() }
 }
 
 /// The code that an error document of any of the three states: `error.code`, or the first of `errors`.
