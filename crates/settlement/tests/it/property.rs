@@ -89,6 +89,8 @@ struct Outcome {
     disputes: BTreeMap<String, String>,
     paid_events: i64,
     settled_minor: i64,
+    /// Captured payments that are settled, extra and held, and how often `payment.extra` was said.
+    places: [i64; 4],
     receivable_minor: BTreeMap<String, i64>,
     sales_minor: i64,
     receipt_has_an_address: bool,
@@ -164,6 +166,7 @@ fn expected(facts: &[Delivery]) -> Outcome {
     let waiting = i64::try_from(waiting.count()).unwrap();
     refunds.retain(|_, (payment, ..)| captured.contains_key(payment));
     disputes.retain(|_, (payment, ..)| captured.contains_key(payment));
+    let count = i64::try_from(captured.len()).unwrap();
     let euros: i64 = captured.values().filter(|money| money.currency.code() == "EUR").map(|money| money.amount_minor).sum();
     let back: i64 = refunds.values().filter(|(_, status, _)| *status == RefundStatus::Succeeded).map(|(.., amount)| *amount).sum();
     let away: i64 = disputes.values().filter(|(_, status, _)| matches!(status, DisputeStatus::Opened | DisputeStatus::Lost)).map(|(.., amount)| *amount).sum();
@@ -188,6 +191,7 @@ fn expected(facts: &[Delivery]) -> Outcome {
         disputes: disputes.into_iter().map(|(id, (_, status, _))| (id, status.name().to_owned())).collect(),
         paid_events: i64::from(paid),
         settled_minor: if paid { PRICE } else { 0 },
+        places: if paid { [1, count - 1, 0, count - 1] } else { [0, 0, count, 0] },
         receivable_minor,
         sales_minor: if paid { -PRICE } else { 0 },
         receipt_has_an_address: paid && contact,
@@ -220,6 +224,12 @@ async fn found(pool: &PgPool, order: Uuid, suffix: &str) -> Outcome {
         disputes: pairs("SELECT dispute_id, status FROM disputes WHERE order_id = $1").await,
         paid_events: number("SELECT count(*) FROM outbox WHERE order_id = $1 AND topic = 'order.paid'").await,
         settled_minor: number("SELECT COALESCE(sum(settled_minor), 0)::bigint FROM payments WHERE order_id = $1").await,
+        places: [
+            number("SELECT count(*) FROM payments WHERE order_id = $1 AND disposition = 'settled'").await,
+            number("SELECT count(*) FROM payments WHERE order_id = $1 AND disposition = 'extra'").await,
+            number("SELECT count(*) FROM payments WHERE order_id = $1 AND disposition = 'held'").await,
+            number("SELECT count(*) FROM outbox WHERE order_id = $1 AND topic = 'payment.extra'").await,
+        ],
         receivable_minor: receivable.into_iter().collect(),
         sales_minor: number("SELECT COALESCE(sum(l.amount_minor), 0)::bigint FROM ledger_lines l JOIN ledger_entries e ON e.id = l.entry_id WHERE e.order_id = $1 AND l.account = 'income:sales'").await,
         // Once: with the receipt, or after it, never both.
