@@ -3,17 +3,20 @@
 use std::time::Duration;
 
 use counterfoil_payments::event::{Body, PaymentEventData, derived_refund};
-use counterfoil_payments::{Currency, Event, Fact, Money, OrderKey};
+use counterfoil_payments::{Currency, Event, Fact, Money, OrderKey, RefundStatus};
 use counterfoil_providers::Apis;
 use counterfoil_providers::api::{Api, CallError, RefundCall};
 use counterfoil_settlement::{
-    NewRefund, Order, Refund, RefundRefused, count_call, find_id, find_refund, hold_payment, hold_refund, payments_of, refund_answered, refund_refused,
-    request_refund,
+    NewRefund, Order, Refund, RefundRefused, Sending, begin_call, find_id, find_refund, hold_payment, hold_refund, payments_of, refund_answered,
+    refund_refused, request_refund,
 };
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
 use crate::runner::{Deliver, Effect, Failure};
+
+/// How long after the first call a refusal leaves open whether that one had worked, in seconds: longer than any list lags.
+const UNSURE_S: i64 = 24 * 60 * 60;
 
 /// What is to be done with money that does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +42,7 @@ impl Policies {
     /// What to do about money that was put aside for this reason, and what to call a refund of it.
     fn of(self, reason: &str) -> (Policy, &'static str) {
         match reason {
-            "already_paid" => (self.extra, "extra"),
+            "already_paid" | "extra_captured_more" => (self.extra, "extra"),
             "order_cancelled" | "order_expired" => (self.late, "late"),
             "amount_differs" | "currency_differs" | "captured_more" => (self.mismatch, "mismatch"),
             // Two orders claim it: sending it back would take it from the one that it paid.
@@ -64,7 +67,7 @@ fn failure(error: CallError) -> Failure {
     match error {
         CallError::Outage { reason, pause } => Failure::Outage { reason, pause },
         CallError::Unknown(reason) => Failure::unknown(reason),
-        CallError::Later(reason) | CallError::Refused(reason) | CallError::NotFound(reason) => Failure::transient(reason),
+        CallError::Later(reason) | CallError::Refused(reason) | CallError::NotFound(reason) | CallError::Denied(reason) => Failure::transient(reason),
     }
 }
 
@@ -87,7 +90,7 @@ impl Refunds {
         let payment = data.payment.key();
         let key = match data.reason.as_str() {
             "already_paid" => format!("refund:extra_capture:{}", payment.payment_id),
-            "captured_more" => format!("refund:captured_more:{}:{}", payment.payment_id, data.payment.amount_minor),
+            reason @ ("captured_more" | "extra_captured_more") => format!("refund:{reason}:{}:{}", payment.payment_id, data.payment.amount_minor),
             reason => format!("refund:{reason}:{}", payment.payment_id),
         };
         let id = derived_refund(&format!("{}:{}:{key}", payment.provider, payment.account));
@@ -115,7 +118,7 @@ impl Refunds {
             match request_refund(&mut tx, &new, None).await {
                 Ok(_) => tx.commit().await.map_err(|error| database(&error))?,
                 Err(RefundRefused::Database(error)) => return Err(database(&error)),
-                Err(RefundRefused::TooMuch { .. } | RefundRefused::NoOrder | RefundRefused::NoPayment) => {
+                Err(RefundRefused::TooMuch { .. } | RefundRefused::NoOrder | RefundRefused::NoPayment | RefundRefused::NoApi(_) | RefundRefused::KeyUsed) => {
                     return Ok(Effect::NotNeeded("nothing of it is left to go back"));
                 }
                 Err(RefundRefused::Disputed) => return Ok(Effect::NotNeeded("held: the payment is disputed")),
@@ -132,7 +135,7 @@ impl Refunds {
         let Some(order) = order else { return Ok(Err("its order is not here".into())) };
         let payment = data.payment.key();
         let mut to_read = vec![payment.clone()];
-        if data.reason == "already_paid" {
+        if matches!(data.reason.as_str(), "already_paid" | "extra_captured_more") {
             let payments = payments_of(&mut connection, order.id).await.map_err(|error| database(&error))?;
             let Some(first) = payments.into_iter().find(|payment| payment.disposition == "settled") else {
                 return Ok(Err("the payment that paid the order is not here".into()));
@@ -148,13 +151,16 @@ impl Refunds {
             let Some(api) = self.apis.of(key.provider) else { return Ok(Err(no_key(key.provider.name()))) };
             let state = match api.payment(&key).await {
                 Ok(state) => state,
-                Err(CallError::NotFound(why) | CallError::Refused(why)) => return Ok(Err(format!("{} cannot be read: {why}", key.payment_id))),
+                Err(CallError::NotFound(why) | CallError::Refused(why) | CallError::Denied(why)) => {
+                    return Ok(Err(format!("{} cannot be read: {why}", key.payment_id)));
+                }
                 Err(error) => return Err(failure(error)),
             };
             if !state.captured() {
                 return Ok(Err(format!("{} says that {} is not captured", key.provider, key.payment_id)));
             }
-            if state.refunded_minor > 0 {
+            let grew = key == payment && data.reason == "extra_captured_more"; // what was there before may have gone back
+            if state.refunded_minor > 0 && !grew {
                 return Ok(Err(format!("{} says that {} has gone back already, all of it or some", key.provider, key.payment_id)));
             }
             if !names(state.order(), &order) {
@@ -175,39 +181,65 @@ impl Refunds {
         }
         let payment = refund.payment().map_err(|error| database(&error))?;
         let Some(api) = self.apis.of(payment.provider) else {
-            hold_refund(&mut connection, id, &no_key(payment.provider.name())).await.map_err(|error| database(&error))?;
-            return Ok(Effect::NotNeeded("held: no API key"));
+            return hold(&mut connection, id, &no_key(payment.provider.name())).await;
         };
-        let calls_before = count_call(&mut connection, id).await.map_err(|error| database(&error))?;
         drop(connection);
-        let answer = match if calls_before > 0 { look(api, &refund).await? } else { None } {
-            Some(answer) => Ok(answer),
-            None => {
-                let currency: Currency = refund.currency.parse().map_err(|error| Failure::permanent(format!("{error}")))?;
-                let money = Money::new(refund.amount_minor, currency);
-                counterfoil_chassis::fault::point("refund.before_call");
-                let answer = api.refund(&RefundCall { payment, money, key: refund.provider_key.clone(), mark: id }).await;
-                counterfoil_chassis::fault::point("refund.after_call");
-                answer.map(|answer| (answer.refund_id, answer.status))
-            }
+        if refund.calls > 0
+            && let Some((refund_id, status)) = look(api, &refund).await?
+        {
+            return self.record(&refund, &refund_id, status).await;
+        }
+        let mut tx = self.pool.begin().await.map_err(|error| database(&error))?;
+        let sending = begin_call(&mut tx, id).await.map_err(|error| database(&error))?;
+        tx.commit().await.map_err(|error| database(&error))?;
+        let (refund, since_first_call_s) = match sending {
+            Sending::Send { refund, since_first_call_s } => (refund, since_first_call_s),
+            Sending::Decided(refund) => return Ok(Effect::Made(refund.provider_refund_id)),
+            Sending::Held(_) => return Ok(Effect::NotNeeded("held: the payment is disputed")),
+            Sending::NothingLeft(refund) => return self.refuse(&refund, "others sent the money back, or the bank took it: nothing is left").await,
         };
+        let currency: Currency = refund.currency.parse().map_err(|error| Failure::permanent(format!("{error}")))?;
+        let money = Money::new(refund.amount_minor, currency);
+        counterfoil_chassis::fault::point("refund.before_call");
+        let answer = api.refund(&RefundCall { payment, money, key: refund.provider_key.clone(), mark: id }).await;
+        counterfoil_chassis::fault::point("refund.after_call");
         match answer {
-            Ok((refund_id, status)) => {
-                let mut tx = self.pool.begin().await.map_err(|error| database(&error))?;
-                refund_answered(&mut tx, &refund, &refund_id, status, None).await.map_err(|error| database(&error))?;
-                tx.commit().await.map_err(|error| database(&error))?;
-                Ok(Effect::Made(Some(refund_id)))
+            Ok(answer) => self.record(&refund, &answer.refund_id, answer.status).await,
+            // A refusal after a call whose outcome nobody knows may mean that it was made then, and is not listed yet.
+            Err(CallError::Refused(why) | CallError::NotFound(why)) if since_first_call_s.is_some_and(|since| since < UNSURE_S) => {
+                let mut connection = self.pool.acquire().await.map_err(|error| database(&error))?;
+                hold(&mut connection, id, &format!("refused after a call whose outcome is unknown: {why}")).await
             }
-            Err(CallError::Refused(why) | CallError::NotFound(why)) => {
-                tracing::error!(why, refund_id = %id, "the provider refuses a refund");
-                let mut tx = self.pool.begin().await.map_err(|error| database(&error))?;
-                refund_refused(&mut tx, &refund, &why, None).await.map_err(|error| database(&error))?;
-                tx.commit().await.map_err(|error| database(&error))?;
-                Ok(Effect::NotNeeded("the provider refuses it: refund.failed says so"))
+            Err(CallError::Refused(why) | CallError::NotFound(why)) => self.refuse(&refund, &why).await,
+            Err(CallError::Denied(why)) => {
+                let mut connection = self.pool.acquire().await.map_err(|error| database(&error))?;
+                hold(&mut connection, id, &why).await
             }
             Err(error) => Err(failure(error)),
         }
     }
+
+    async fn record(&self, refund: &Refund, refund_id: &str, status: RefundStatus) -> Result<Effect, Failure> {
+        let mut tx = self.pool.begin().await.map_err(|error| database(&error))?;
+        refund_answered(&mut tx, refund, refund_id, status, None).await.map_err(|error| database(&error))?;
+        tx.commit().await.map_err(|error| database(&error))?;
+        Ok(Effect::Made(Some(refund_id.to_owned())))
+    }
+
+    async fn refuse(&self, refund: &Refund, why: &str) -> Result<Effect, Failure> {
+        tracing::error!(why, refund_id = %refund.id, "a refund will not be made");
+        let mut tx = self.pool.begin().await.map_err(|error| database(&error))?;
+        refund_refused(&mut tx, refund, why, None).await.map_err(|error| database(&error))?;
+        tx.commit().await.map_err(|error| database(&error))?;
+        Ok(Effect::NotNeeded("it will not be made: refund.failed says so"))
+    }
+}
+
+/// Writes why a refund waits; housekeeping takes it up again.
+async fn hold(connection: &mut PgConnection, id: Uuid, why: &str) -> Result<Effect, Failure> {
+    tracing::warn!(why, refund_id = %id, "a refund is held");
+    hold_refund(connection, id, why).await.map_err(|error| database(&error))?;
+    Ok(Effect::NotNeeded("held: counterfoil attention says why"))
 }
 
 fn no_key(provider: &str) -> String {
@@ -223,7 +255,7 @@ fn names(said: Option<&OrderKey>, order: &Order) -> bool {
 }
 
 /// Whether the provider knows our refund already, by the mark that it carries.
-async fn look(api: &Api, refund: &Refund) -> Result<Option<(String, counterfoil_payments::RefundStatus)>, Failure> {
+async fn look(api: &Api, refund: &Refund) -> Result<Option<(String, RefundStatus)>, Failure> {
     let payment = refund.payment().map_err(|error| database(&error))?;
     let facts = api.refunds_of(&payment).await.map_err(failure)?;
     Ok(facts.into_iter().find_map(|fact| match fact {

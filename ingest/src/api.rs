@@ -110,6 +110,7 @@ fn refusal(refused: &Refused) -> Problem {
         Refused::ReferenceTaken(_) => {
             Problem::new(StatusCode::CONFLICT, refused.to_string()).with("errors", json!([{ "field": "reference", "problem": "is taken" }]))
         }
+        Refused::KeyUsed => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, refused.to_string()),
         Refused::NoOrder => not_found(),
         Refused::Status(status) => Problem::new(StatusCode::CONFLICT, format!("{refused}: it cannot be cancelled")).with("order_status", json!(status)),
         Refused::Database(error) => database_trouble(error),

@@ -83,13 +83,10 @@ fn read(body: &Value) -> Result<Asked, Problem> {
 fn refusal(refused: &RefundRefused) -> Problem {
     let status = match refused {
         RefundRefused::NoOrder => StatusCode::NOT_FOUND,
-        RefundRefused::NoPayment | RefundRefused::Disputed => StatusCode::CONFLICT,
-        RefundRefused::TooMuch { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+        RefundRefused::NoPayment | RefundRefused::Disputed | RefundRefused::NoApi(_) => StatusCode::CONFLICT,
+        RefundRefused::TooMuch { .. } | RefundRefused::KeyUsed => StatusCode::UNPROCESSABLE_ENTITY,
         RefundRefused::Database(error) => return database_trouble(error),
     };
     let problem = Problem::new(status, refused.to_string());
-    match refused {
-        RefundRefused::TooMuch { left, .. } => problem.with("refundable_minor", json!(left)),
-        RefundRefused::NoOrder | RefundRefused::NoPayment | RefundRefused::Disputed | RefundRefused::Database(_) => problem,
-    }
+    if let RefundRefused::TooMuch { left, .. } = refused { problem.with("refundable_minor", json!(left)) } else { problem }
 }

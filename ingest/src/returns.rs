@@ -90,7 +90,10 @@ async fn freshen(ingest: &Ingest, order: &Order, proof: &Proof) {
     }
     match timeout(READ_DEADLINE, read(api, proof)).await {
         Ok(Ok(state)) => {
-            let delivery = Delivery::of_read(key.provider, &key.account, state.fact);
+            if matches!(proof, Proof::Payment(_)) && state.order().is_none() {
+                return; // a signature proves the payment, not whose order it is
+            }
+            let delivery = Delivery::of_read(key.provider, &key.account, state.fact).about(order.id);
             if let Err(problem) = webhooks::settle(ingest, delivery).await {
                 tracing::warn!(?problem, order_id = %order.id, "what a return read could not be settled; the webhook will");
             }

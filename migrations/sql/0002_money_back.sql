@@ -52,13 +52,20 @@ ALTER TABLE payments
     ADD COLUMN before_settled_minor bigint NOT NULL DEFAULT 0,
     -- The provider's cumulative figure, where it names no single refund: a difference from `refunds` prompts a look-up.
     ADD COLUMN refunds_reported_minor bigint NOT NULL DEFAULT 0,
-    -- Recorded by backfill: its money is not in our books.
-    ADD COLUMN backfilled boolean NOT NULL DEFAULT false;
+    -- Why money that was put aside is not sent back by itself.
+    ADD COLUMN hold_note text,
+    -- Recorded by backfill, and how much of it is therefore not in our books.
+    ADD COLUMN backfilled boolean NOT NULL DEFAULT false,
+    ADD COLUMN quiet_minor bigint NOT NULL DEFAULT 0;
 UPDATE payments SET settled_minor = amount_minor WHERE disposition = 'settled';
 ALTER TABLE payments
     ADD CONSTRAINT payments_settled_is_part_of_captured CHECK (settled_minor = 0 OR (disposition = 'settled' AND settled_minor BETWEEN 0 AND amount_minor)),
     ADD CONSTRAINT payments_before_known CHECK (before_disposition IN ('none', 'settled', 'extra', 'held')),
     ADD CONSTRAINT payments_held_says_why CHECK (disposition <> 'held' OR held_reason IS NOT NULL);
+-- A process of the first release may still run while this one comes up: what it settles it settles whole.
+CREATE FUNCTION payment_settles_whole() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.settled_minor := NEW.amount_minor; RETURN NEW; END $$;
+CREATE TRIGGER payments_settle_whole BEFORE INSERT OR UPDATE OF disposition ON payments FOR EACH ROW
+    WHEN (NEW.disposition = 'settled' AND NEW.settled_minor = 0 AND NEW.amount_minor > 0) EXECUTE FUNCTION payment_settles_whole();
 CREATE INDEX payments_aside ON payments (created_at) WHERE disposition IN ('extra', 'held');
 CREATE INDEX payments_in_doubt ON payments (updated_at) WHERE refunds_reported_minor > 0;
 
@@ -88,9 +95,12 @@ CREATE TABLE refunds (
     last_error text,
     made_by_scope text,
     made_by_key text,
+    -- How often it was taken up again, and when next: held ones, and ones whose message died.
+    resumptions integer NOT NULL DEFAULT 0,
+    next_resumption_at timestamptz NOT NULL DEFAULT now() + interval '1 hour',
     created_at timestamptz NOT NULL DEFAULT now(),
     updated_at timestamptz NOT NULL DEFAULT now(),
-    backfilled boolean NOT NULL DEFAULT false,
+    quiet_minor bigint NOT NULL DEFAULT 0,
     CONSTRAINT refunds_provider_key_unique UNIQUE (provider, account, provider_key),
     CONSTRAINT refunds_payment_exists FOREIGN KEY (provider, account, payment_id) REFERENCES payments (provider, account, payment_id),
     CONSTRAINT refunds_are_known_to_the_provider CHECK (status IN ('requested', 'failed') OR provider_refund_id IS NOT NULL)
@@ -99,12 +109,12 @@ CREATE UNIQUE INDEX refunds_one_row_for_a_refund ON refunds (provider, account, 
 CREATE UNIQUE INDEX refunds_made_once_by_a_key ON refunds (made_by_scope, made_by_key) WHERE made_by_key IS NOT NULL;
 CREATE INDEX refunds_by_payment ON refunds (provider, account, payment_id);
 CREATE INDEX refunds_by_order ON refunds (order_id);
-CREATE INDEX refunds_under_way ON refunds (updated_at) WHERE status IN ('requested', 'pending');
+CREATE INDEX refunds_under_way ON refunds (created_at) WHERE status IN ('requested', 'pending');
 
 -- Disputes -----------------------------------------------------------------------------------------------------------
 
 CREATE FUNCTION dispute_rank(status text) RETURNS smallint LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN
-    CASE status WHEN 'inquiry' THEN 1::smallint WHEN 'opened' THEN 2::smallint WHEN 'closed' THEN 3::smallint WHEN 'lost' THEN 4::smallint
+    CASE status WHEN 'inquiry' THEN 1::smallint WHEN 'closed' THEN 2::smallint WHEN 'opened' THEN 3::smallint WHEN 'lost' THEN 4::smallint
         WHEN 'won' THEN 5::smallint ELSE 0::smallint END;
 
 CREATE TABLE disputes (
@@ -119,7 +129,7 @@ CREATE TABLE disputes (
     reason text,
     created_at timestamptz NOT NULL DEFAULT now(),
     updated_at timestamptz NOT NULL DEFAULT now(),
-    backfilled boolean NOT NULL DEFAULT false,
+    quiet_minor bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (provider, account, dispute_id),
     CONSTRAINT disputes_payment_exists FOREIGN KEY (provider, account, payment_id) REFERENCES payments (provider, account, payment_id)
 );
@@ -131,7 +141,10 @@ CREATE FUNCTION status_must_rise_in_rank() RETURNS trigger LANGUAGE plpgsql AS $
 DECLARE
     rises boolean;
 BEGIN
-    IF TG_TABLE_NAME = 'refunds' THEN rises := refund_rank(NEW.status) > refund_rank(OLD.status);
+    IF TG_TABLE_NAME = 'refunds' THEN
+        -- One that we gave up, and that its provider then turns out to have made, is what its provider says.
+        rises := refund_rank(NEW.status) > refund_rank(OLD.status)
+            OR (OLD.status = 'failed' AND OLD.provider_refund_id IS NULL AND NEW.provider_refund_id IS NOT NULL);
     ELSIF TG_TABLE_NAME = 'disputes' THEN rises := dispute_rank(NEW.status) > dispute_rank(OLD.status);
     ELSE rises := payment_rank(NEW.status) > payment_rank(OLD.status);
     END IF;
@@ -177,14 +190,14 @@ CREATE INDEX processed_events_by_age ON processed_events USING brin (created_at)
 -- The books against the payments --------------------------------------------------------------------------------------
 
 -- Captured − refunded − charged back, and what stands in assets:receivable, wherever the two differ. What backfill recorded
--- is in neither. An order that has just changed may have an event on its way: see changed_at.
+-- (quiet_minor) is in neither. An order that has just changed may have an event on its way: see changed_at.
 CREATE VIEW books_differences AS
 WITH moved AS (
-    SELECT order_id, currency, amount_minor AS minor FROM payments WHERE status = 'captured' AND NOT backfilled
+    SELECT order_id, currency, amount_minor - quiet_minor AS minor FROM payments WHERE status = 'captured'
     UNION ALL
-    SELECT order_id, currency, -amount_minor FROM refunds WHERE status = 'succeeded' AND NOT backfilled
+    SELECT order_id, currency, CASE WHEN status = 'succeeded' THEN -amount_minor ELSE 0 END - quiet_minor FROM refunds
     UNION ALL
-    SELECT order_id, currency, -amount_minor FROM disputes WHERE status IN ('opened', 'lost') AND NOT backfilled
+    SELECT order_id, currency, CASE WHEN status IN ('opened', 'lost') THEN -amount_minor ELSE 0 END - quiet_minor FROM disputes
 ), expected AS (
     SELECT order_id, currency, sum(minor)::bigint AS minor FROM moved GROUP BY order_id, currency
 ), booked AS (

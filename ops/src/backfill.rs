@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,7 @@ pub(crate) struct Asked {
     pub(crate) mode: Mode,
     pub(crate) provider: Provider,
     pub(crate) since: Duration,
+    pub(crate) settled_before: Duration,
     pub(crate) from: PathBuf,
     pub(crate) dry_run: bool,
 }
@@ -53,13 +55,14 @@ pub(crate) async fn run(pool: &PgPool, asked: Asked) -> anyhow::Result<()> {
     let from = if asked.from.as_os_str() == "-" { Path::new("/dev/stdin") } else { asked.from.as_path() };
     let input = tokio::fs::File::open(from).await.with_context(|| format!("cannot read {} (--from)", from.display()))?;
     let size = input.metadata().await?.len();
-    let oldest = OffsetDateTime::now_utc().unix_timestamp().saturating_sub(i64::try_from(asked.since.as_secs()).unwrap_or(i64::MAX));
+    let ago = |span: Duration| OffsetDateTime::now_utc().unix_timestamp().saturating_sub(i64::try_from(span.as_secs()).unwrap_or(i64::MAX));
+    let window = ago(asked.since)..=ago(asked.settled_before);
     let mut lines = BufReader::new(input).split(b'\n');
     let (mut report, mut batch, mut said) = (Report::default(), Vec::new(), Instant::now());
     while let Some(line) = lines.next_segment().await? {
         report.lines += 1;
         report.bytes += line.len() as u64 + 1;
-        if let Some(delivery) = read(adapter.as_ref(), &asked, &line, oldest, &mut report) {
+        if let Some(delivery) = read(adapter.as_ref(), &asked, &line, &window, &mut report) {
             batch.push(delivery);
         }
         if batch.len() == BATCH {
@@ -84,7 +87,7 @@ fn progress(report: &Report, size: u64) {
     let _ = writeln!(std::io::stderr(), "backfill: {} lines{share}", report.lines);
 }
 
-fn read(adapter: &dyn Adapter, asked: &Asked, line: &[u8], oldest: i64, report: &mut Report) -> Option<Delivery> {
+fn read(adapter: &dyn Adapter, asked: &Asked, line: &[u8], window: &RangeInclusive<i64>, report: &mut Report) -> Option<Delivery> {
     let line = line.trim_ascii();
     if line.is_empty() {
         return None;
@@ -95,8 +98,12 @@ fn read(adapter: &dyn Adapter, asked: &Asked, line: &[u8], oldest: i64, report: 
         let _ = writeln!(std::io::stderr(), "backfill: line {} cannot be read: {reason}", report.lines);
         return None;
     }
-    if reading.made_at.is_some_and(|made_at| made_at < oldest) {
+    if reading.made_at.is_some_and(|made_at| made_at < *window.start()) {
         report.count("skipped: older than --since");
+        return None;
+    }
+    if reading.made_at.is_some_and(|made_at| made_at > *window.end()) {
+        report.count("skipped: younger than --settled-before");
         return None;
     }
     Some(Delivery {

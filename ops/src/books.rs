@@ -12,9 +12,11 @@ const NAMED_MAX: i64 = 1000;
 
 /// Runs one of its commands.
 pub(crate) async fn run(pool: &PgPool, command: Ledger) -> anyhow::Result<()> {
-    let mut connection = pool.acquire().await?;
     match command {
         Ledger::Export { format } => {
+            // One snapshot for head and pages: an entry that commits meanwhile is in neither.
+            let mut connection = pool.begin().await?;
+            sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut *connection).await?;
             print(format_args!("{}", export::head(&mut connection, format).await?))?;
             let mut after = 0;
             loop {
@@ -25,7 +27,7 @@ pub(crate) async fn run(pool: &PgPool, command: Ledger) -> anyhow::Result<()> {
             }
         }
         Ledger::Check { settled_s } => {
-            let differences = check::differences(&mut connection, settled_s, NAMED_MAX).await?;
+            let differences = check::differences(&mut *pool.acquire().await?, settled_s, NAMED_MAX).await?;
             for found in &differences {
                 print(format_args!(
                     "{}  {}  expected {}, booked {}\n",

@@ -55,8 +55,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         Command::Reconcile { dry_run, order, pending_for, limit } => {
             reconcile::run(&pool(url, 2, false)?, &settings.apis, reconcile::Asked { dry_run, order, pending_for, limit }).await
         }
-        Command::Backfill { mode, provider, since, from, dry_run } => {
-            backfill::run(&pool(url, 2, false)?, backfill::Asked { mode, provider, since, from, dry_run }).await
+        Command::Backfill { mode, provider, since, settled_before, from, dry_run } => {
+            backfill::run(&pool(url, 2, false)?, backfill::Asked { mode, provider, since, settled_before, from, dry_run }).await
         }
         Command::Housekeep(..) => anyhow::bail!("housekeep runs until told to stop"),
     }

@@ -70,6 +70,10 @@ enum CommandOptions {
         /// How far back, such as 30d; older lines are skipped.
         #[arg(long, default_value = "30d", value_parser = span)]
         since: Duration,
+        /// Leave out what is younger than this, such as 2h: what was merely missed would get no receipt. Reconcile it instead, or
+        /// let the provider send it again.
+        #[arg(long, default_value = "0s", value_parser = span)]
+        settled_before: Duration,
         /// The provider's event list, one JSON event a line; - for standard input.
         #[arg(long)]
         from: PathBuf,
@@ -133,6 +137,8 @@ pub enum Command {
         provider: Provider,
         /// How far back.
         since: Duration,
+        /// Nothing younger than this.
+        settled_before: Duration,
         /// Where they stand.
         from: PathBuf,
         /// Change nothing.
@@ -202,9 +208,9 @@ impl Options {
                 Command::Housekeep(mode?, rhythm?)
             }
             CommandOptions::Reconcile { dry_run, order, pending_for, limit } => Command::Reconcile { dry_run, order, pending_for, limit },
-            CommandOptions::Backfill { provider, since, from, dry_run } => {
+            CommandOptions::Backfill { provider, since, settled_before, from, dry_run } => {
                 let (mode, provider) = (self.mode(problems), problems.parsed("--provider", &provider));
-                Command::Backfill { mode: mode?, provider: provider?, since, from, dry_run }
+                Command::Backfill { mode: mode?, provider: provider?, since, settled_before, from, dry_run }
             }
             CommandOptions::Ledger(ledger) => Command::Ledger(ledger),
         })

@@ -124,9 +124,12 @@ async fn settle_read(pool: &PgPool, plan: &ReadPlan, key: &PaymentKey, fact: Fac
         Fact::Ignored { reason } | Fact::Unreadable { reason } => return Ok(Finding { what: what.to_owned(), outcome: reason.clone(), changed: false }),
         Fact::RefundsReported { .. } | Fact::Dispute { .. } => what.to_owned(),
     };
-    let delivery = Delivery::of_read(key.provider, &key.account, fact);
+    let delivery = Delivery::of_read(key.provider, &key.account, fact).about(plan.order_id);
     let mut tx = pool.begin().await?;
-    lock_orders(&mut tx, &[plan.order_id]).await.with_context(|| format!("the order {} is locked by somebody", plan.order_id))?;
+    if let Err(error) = lock_orders(&mut tx, &[plan.order_id]).await {
+        tracing::warn!(%error, order_id = %plan.order_id, "an order cannot be locked to settle what was read");
+        return Ok(Finding { what, outcome: "its order is locked by somebody; later".into(), changed: false });
+    }
     let verdict = settle(&mut tx, std::slice::from_ref(&delivery)).await?.remove(0);
     if dry_run {
         tx.rollback().await?

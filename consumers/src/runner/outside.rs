@@ -155,9 +155,9 @@ impl<D: Deliver> Outside<D> {
         };
         let (ended, reason) = match &failure {
             Failure::Transient { reason, unknown: true, .. } => (Ended::Unknown, reason),
-            Failure::Transient { reason, .. } | Failure::Permanent { reason } | Failure::Outage { reason, .. } | Failure::Busy { reason } => {
-                (Ended::Failed, reason)
-            }
+            Failure::Transient { reason, .. } | Failure::Permanent { reason } => (Ended::Failed, reason),
+            // However long it lasts: it must not use up the calls that are allowed.
+            Failure::Outage { reason, .. } | Failure::Busy { reason } => (Ended::Uncounted, reason),
         };
         if ended == Ended::Unknown {
             metrics::counter!("counterfoil_effects_unknown_total", "consumer" => D::NAME).increment(1);

@@ -72,6 +72,8 @@ async fn a_rate_limit_is_an_outage_that_uses_up_no_attempt_and_a_refusal_is_refu
     bench.stage.put_events("refunds", std::slice::from_ref(&event)).await;
     bench.done(&event).await;
     assert_eq!((bench.effects(&event, "").await, field(&bench, id, "status").await), (1, "succeeded".into()));
+    let attempts: i32 = sqlx::query_scalar("SELECT attempts FROM processed_events").fetch_one(&bench.stage.pool()).await.unwrap();
+    assert_eq!(attempts, 1, "however long it lasts, an outage does not use up the calls that are allowed");
     // The whole amount has gone back already: the provider refuses the second.
     let order: Uuid = event["subject"].as_str().unwrap().parse().unwrap();
     let second = bench.insert_refund("stripe", order, 1).await;
@@ -79,7 +81,7 @@ async fn a_rate_limit_is_an_outage_that_uses_up_no_attempt_and_a_refusal_is_refu
     bench.stage.put_events("refunds", std::slice::from_ref(&refused)).await;
     bench.done(&refused).await;
     assert_eq!(field(&bench, second, "status").await, "failed");
-    assert!(field(&bench, second, "last_error").await.contains("charge_already_refunded"));
+    assert!(field(&bench, second, "last_error").await.contains("nothing is left"), "known here, before the provider is asked");
     assert_eq!(bench.stage.count("SELECT count(*) FROM outbox WHERE topic = 'refund.failed'").await, 1);
     assert!(bench.stage.take_all(&bench.dead_queue()).await.is_empty());
 }
@@ -211,4 +213,69 @@ async fn money_that_does_not_fit_goes_back_or_is_held_as_its_policy_says_and_a_c
             assert_eq!(made, usize::from(policy == "refund" && reason != "claimed_by_other_order"), "{policy} {reason}");
         }
     }
+}
+
+/// Housekeeping's step, an hour later; the event that asks again.
+async fn asked_again(bench: &Bench, id: Uuid) -> Value {
+    bench.stage.execute("UPDATE refunds SET created_at = now() - interval '1 day', next_resumption_at = now()").await;
+    let pool = bench.stage.pool();
+    let mut tx = pool.begin().await.unwrap();
+    assert_eq!(counterfoil_settlement::housekeeping::resume_refunds(&mut tx, 10).await.unwrap(), 1);
+    tx.commit().await.unwrap();
+    let (event_id, order, data): (Uuid, Uuid, Value) =
+        sqlx::query_as("SELECT event_id, order_id, payload FROM outbox WHERE topic = 'refund.requested' ORDER BY id DESC LIMIT 1")
+            .fetch_one(&pool)
+            .await
+            .unwrap();
+    let mut again = event("refund.requested", order, &data);
+    again["id"] = json!(event_id);
+    assert_eq!(again["data"]["refund"]["id"], json!(id));
+    again
+}
+
+#[tokio::test]
+async fn a_dispute_between_request_and_call_holds_the_refund_and_it_goes_out_once_when_the_dispute_is_won() {
+    let bench = Bench::of("refunds").await;
+    let (event, id) = asked(&bench, "stripe").await;
+    let order = event["subject"].as_str().unwrap();
+    let insert = format!(
+        "INSERT INTO disputes (provider, account, dispute_id, order_id, payment_id, status, amount_minor, currency) VALUES ('stripe', '', 'dp_1', '{order}', 'pi_{order}', 'opened', 1099, 'EUR')"
+    );
+    bench.stage.execute(&insert).await;
+    let _consumer = bench.start().ready().await;
+    bench.stage.put_events("refunds", std::slice::from_ref(&event)).await;
+    bench.done(&event).await;
+    assert_eq!((bench.simulator.refund_calls(), field(&bench, id, "status").await), (0, "requested".into()));
+    assert!(field(&bench, id, "held_reason").await.contains("disputed"));
+    bench.stage.execute("UPDATE disputes SET status = 'won'").await;
+    let again = asked_again(&bench, id).await;
+    bench.stage.put_events("refunds", &[again.clone(), again.clone()]).await;
+    bench.done(&again).await;
+    assert_eq!((bench.effects(&event, "").await, field(&bench, id, "status").await), (1, "succeeded".into()));
+}
+
+#[tokio::test]
+async fn a_key_that_may_not_do_it_holds_its_own_refund_alone_and_a_refusal_after_an_unknown_call_is_not_taken_at_its_word() {
+    let bench = Bench::of("refunds").await;
+    let _consumer = bench.start().ready().await;
+    let (denied, id) = asked(&bench, "stripe").await;
+    bench.simulator.next([Fault::Refuse(403)]);
+    bench.stage.put_events("refunds", std::slice::from_ref(&denied)).await;
+    bench.done(&denied).await;
+    assert_eq!(field(&bench, id, "status").await, "requested");
+    assert!(field(&bench, id, "held_reason").await.contains("403"));
+    let (other, _) = asked(&bench, "razorpay").await;
+    bench.stage.put_events("refunds", std::slice::from_ref(&other)).await;
+    bench.done(&other).await;
+    assert_eq!(bench.effects(&other, "").await, 1, "no other refund waits for it");
+    let again = asked_again(&bench, id).await;
+    bench.stage.put_events("refunds", std::slice::from_ref(&again)).await;
+    bench.done(&again).await;
+    assert_eq!(bench.effects(&denied, "").await, 1, "the key was mended");
+    let (unsure, id) = asked(&bench, "stripe").await;
+    bench.simulator.next([Fault::Refuse(500), Fault::Refuse(400)]);
+    bench.stage.put_events("refunds", std::slice::from_ref(&unsure)).await;
+    bench.done(&unsure).await;
+    assert_eq!(field(&bench, id, "status").await, "requested");
+    assert!(field(&bench, id, "held_reason").await.contains("unknown"));
 }

@@ -139,7 +139,7 @@ pub fn text(lines: &[Line], format: Format) -> String {
                     if text.is_empty() { "" } else { "\n" },
                     line.date,
                     line.topic,
-                    line.payment,
+                    plain(&line.payment),
                     line.order_id,
                     line.source_event_id
                 ),
@@ -166,6 +166,11 @@ pub fn last_entry(lines: &[Line]) -> Option<i64> {
     lines.last().map(|line| line.entry_id)
 }
 
+/// A provider's id may hold anything: what would end a line, begin a comment or look like another field becomes `_`.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() || matches!(c, ';' | '|' | '#') { '_' } else { c }).collect()
+}
+
 fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"")
+    plain(text).replace('\\', "\\\\").replace('"', "\\\"")
 }

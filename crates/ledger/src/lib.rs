@@ -23,7 +23,7 @@ pub mod export;
 
 use std::collections::BTreeMap;
 
-use counterfoil_payments::event::{Body, DisputeData, PaymentData, RefundData, RefundSource};
+use counterfoil_payments::event::{Body, PaymentData, RefundData, RefundSource};
 use counterfoil_payments::{Currency, Disposition, DisputeStatus, Event, PaymentKey, RefundStatus};
 use sqlx::{PgConnection, PgTransaction};
 use uuid::Uuid;
@@ -77,13 +77,13 @@ fn refund_position(payment: &PaymentKey, refund: &RefundData, status: RefundStat
     vec![(source.into(), refund.amount_minor), (from, -refund.amount_minor)]
 }
 
-fn dispute_position(payment: &PaymentKey, dispute: &DisputeData, status: Option<DisputeStatus>) -> Position {
+fn dispute_position(payment: &PaymentKey, amount_minor: i64, status: Option<DisputeStatus>) -> Position {
     let into = match status {
         None | Some(DisputeStatus::Inquiry | DisputeStatus::Closed | DisputeStatus::Won) => return Vec::new(),
         Some(DisputeStatus::Opened) => format!("assets:disputed:{}", payment.provider),
         Some(DisputeStatus::Lost) => CHARGEBACKS.to_owned(),
     };
-    vec![(into, dispute.amount_minor), (receivable(payment), -dispute.amount_minor)]
+    vec![(into, amount_minor), (receivable(payment), -amount_minor)]
 }
 
 /// Before and after of a payment. Events of the first release say less: all of a payment was booked at once.
@@ -110,8 +110,9 @@ pub fn entry(event: &Event) -> Option<Entry> {
             (data.payment.clone(), data.refund.currency, (position(data.refund.before), position(data.refund.status)))
         }
         Body::OrderDisputed(data) => {
-            let position = |status| dispute_position(&data.payment, &data.dispute, status);
-            (data.payment.clone(), data.dispute.currency, (position(data.dispute.before), position(Some(data.dispute.status))))
+            let dispute = &data.dispute;
+            let before = dispute_position(&data.payment, dispute.before_minor, dispute.before);
+            (data.payment.clone(), dispute.currency, (before, dispute_position(&data.payment, dispute.amount_minor, Some(dispute.status))))
         }
         Body::OrderContactKnown(_) | Body::RefundRequested(_) => return None,
     };

@@ -92,7 +92,7 @@ pub struct PaymentEventData {
     /// The order's version after this event.
     pub version: i64,
     /// Why the money does not fit: `already_paid`, `amount_differs`, `currency_differs`, `claimed_by_other_order`, `order_cancelled`,
-    /// `order_expired`, `captured_more`.
+    /// `order_expired`, `captured_more`, `extra_captured_more`.
     pub reason: String,
     /// The payment.
     pub payment: PaymentData,
@@ -157,6 +157,8 @@ pub struct DisputeData {
     pub before: Option<DisputeStatus>,
     /// Minor units disputed.
     pub amount_minor: i64,
+    /// Minor units that were disputed before; 0 for the first.
+    pub before_minor: i64,
     /// Their currency.
     pub currency: Currency,
     /// The provider's word for why.

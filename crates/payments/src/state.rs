@@ -103,10 +103,10 @@ named! {
     DisputeStatus {
         /// A question; no money has moved.
         Inquiry = "inquiry",
+        /// The question was answered; no money has moved.
+        Closed = "closed",
         /// The money was taken from us until it is decided.
         Opened = "opened",
-        /// It ended without a decision about money: the money is ours.
-        Closed = "closed",
         /// The money is gone.
         Lost = "lost",
         /// The money came back.
@@ -168,13 +168,14 @@ impl RefundStatus {
 }
 
 impl DisputeStatus {
-    /// A lost dispute may still be won on appeal; a won one that comes again has another id. `dispute_rank` in SQL.
+    /// A closed inquiry may still become a chargeback, and a lost one be won on appeal; a won one that comes again has another
+    /// id. `dispute_rank` in SQL.
     #[must_use]
     pub fn rank(self) -> i16 {
         match self {
             Self::Inquiry => 1,
-            Self::Opened => 2,
-            Self::Closed => 3,
+            Self::Closed => 2,
+            Self::Opened => 3,
             Self::Lost => 4,
             Self::Won => 5,
         }

@@ -7,7 +7,7 @@ use crate::api::Api;
 use crate::secret::Secret;
 
 /// Keys and addresses. A provider without a key is not asked, and what would be refunded there is held and visible.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct ApiOptions {
     /// Stripe's secret or restricted API key: payment intents, charges, checkout sessions read; refunds written. Also _FILE.
     #[arg(long, env = "COUNTERFOIL_STRIPE_API_KEY", hide_env_values = true)]
@@ -27,6 +27,13 @@ pub struct ApiOptions {
     /// Where Square's API is, if not at <https://connect.squareup.com>; the sandbox is <https://connect.squareupsandbox.com>.
     #[arg(long, env = "COUNTERFOIL_SQUARE_API_URL")]
     square_api_url: Option<String>,
+}
+
+impl std::fmt::Debug for ApiOptions {
+    /// Never a key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ApiOptions")
+    }
 }
 
 /// The APIs that are configured.

@@ -13,8 +13,16 @@ use crate::statement::headers;
 /// A payment that belongs to another order.
 pub(crate) const CLAIMED: &str = "claimed_by_other_order";
 
-/// More of a payment was captured than had been, and the rest has its place.
-pub(crate) const CAPTURED_MORE: &str = "captured_more";
+/// More of a payment was captured than had been, and what was there before has its place.
+const CAPTURED_MORE: &str = "captured_more";
+
+/// The same of a second payment of its order.
+const EXTRA_CAPTURED_MORE: &str = "extra_captured_more";
+
+/// Why the growth of a payment is put aside.
+pub(crate) fn growth(disposition: Option<&str>) -> &'static str {
+    if disposition == Some(Disposition::Extra.name()) { EXTRA_CAPTURED_MORE } else { CAPTURED_MORE }
+}
 
 /// What became of a payment's money when it was put aside.
 struct Aside {
@@ -79,7 +87,10 @@ pub(crate) async fn set_aside(
     let version = orders::restate(tx, order).await?.version;
     let (event_id, topic) = match outcome {
         Outcome::Extra => (event::payment_extra(payment), Topic::PaymentExtra),
-        _ if reason == CAPTURED_MORE => (event::payment_held(payment, &format!("{reason}:{}", aside.amount_minor)), Topic::PaymentHeld),
+        _ if reason == CAPTURED_MORE || reason == EXTRA_CAPTURED_MORE => {
+            (event::payment_held(payment, &format!("{reason}:{}", aside.amount_minor)), Topic::PaymentHeld)
+        }
+        _ if reason == CLAIMED => (event::payment_held(payment, &format!("{reason}:{order}")), Topic::PaymentHeld), // one for each claimant
         _ => (event::payment_held(payment, reason), Topic::PaymentHeld),
     };
     // A claim by another order moves no money: what is booked stays as it is.
@@ -123,5 +134,33 @@ pub(crate) async fn now_extra(tx: &mut PgTransaction<'_>, order: Uuid) -> sqlx::
         let event_id = event::payment_extra(&payment);
         append(tx, &NewEvent { event_id, topic: Topic::PaymentExtra.name(), order_id: order, version, payload, headers: headers(None) }).await?;
     }
+    Ok(())
+}
+
+/// Says that more was captured than the order costs, when a payment that had been held for it pays by its right amount.
+pub(crate) async fn surplus(tx: &mut PgTransaction<'_>, order: Uuid, payment: &PaymentKey, traceparent: Option<&str>) -> sqlx::Result<()> {
+    let row = sqlx::query!(
+        r#"SELECT amount_minor AS "amount_minor!", currency AS "currency!", settled_minor FROM payments
+        WHERE provider = $1 AND account = $2 AND payment_id = $3 AND disposition = 'settled' AND amount_minor > settled_minor"#,
+        payment.provider.name(),
+        payment.account,
+        payment.payment_id,
+    )
+    .fetch_optional(&mut **tx)
+    .await?;
+    let Some(row) = row else { return Ok(()) };
+    let (amount_minor, settled_minor) = (row.amount_minor, row.settled_minor);
+    let aside = Aside {
+        amount_minor,
+        currency: row.currency,
+        settled_minor,
+        before: "settled".into(),
+        before_minor: amount_minor,
+        before_settled_minor: settled_minor,
+    };
+    let version = orders::restate(tx, order).await?.version;
+    let payload = payload(order, version, CAPTURED_MORE, payment, &aside, (amount_minor, settled_minor));
+    let event_id = event::payment_held(payment, &format!("{CAPTURED_MORE}:{amount_minor}"));
+    append(tx, &NewEvent { event_id, topic: Topic::PaymentHeld.name(), order_id: order, version, payload, headers: headers(traceparent) }).await?;
     Ok(())
 }

@@ -38,7 +38,7 @@ pub async fn attention(connection: &mut PgConnection, limit: i64) -> sqlx::Resul
             UNION ALL
             SELECT p.disposition, p.provider || ' ' || p.payment_id, o.reference,
                 p.amount_minor - COALESCE((SELECT sum(r.amount_minor) FROM refunds r WHERE r.provider = p.provider AND r.account = p.account AND r.payment_id = p.payment_id
-                    AND r.status = 'succeeded'), 0)::bigint, p.currency, COALESCE(p.held_reason, ''), p.created_at
+                    AND r.status = 'succeeded'), 0)::bigint, p.currency, COALESCE(p.held_reason, '') || COALESCE(': ' || p.hold_note, ''), p.created_at
             FROM payments p JOIN orders o ON o.id = p.order_id
             WHERE p.disposition IN ('extra', 'held') AND p.amount_minor > COALESCE((SELECT sum(r.amount_minor) FROM refunds r
                 WHERE r.provider = p.provider AND r.account = p.account AND r.payment_id = p.payment_id AND r.status = 'succeeded'), 0)
@@ -51,7 +51,7 @@ pub async fn attention(connection: &mut PgConnection, limit: i64) -> sqlx::Resul
             SELECT 'refund', r.provider || ' ' || r.payment_id || ' refund ' || r.id, o.reference, r.amount_minor, r.currency,
                 CASE WHEN r.status = 'failed' THEN 'failed: ' || COALESCE(r.last_error, 'the provider says so') ELSE COALESCE(r.held_reason, r.status || ' since') END, r.created_at
             FROM refunds r JOIN orders o ON o.id = r.order_id
-            WHERE (r.status IN ('requested', 'pending') AND (r.held_reason IS NOT NULL OR r.updated_at < now() - interval '1 hour'))
+            WHERE (r.status IN ('requested', 'pending') AND (r.held_reason IS NOT NULL OR r.created_at < now() - interval '1 hour'))
                OR (r.status = 'failed' AND r.updated_at > now() - interval '30 days')
             UNION ALL
             SELECT 'key', scope || ' ' || key, NULL, NULL, NULL, 'in progress since', created_at FROM idempotency_keys

@@ -82,7 +82,7 @@ async fn keep_quiet(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::Res
     let column = |field: &str| first.iter().map(|event| named(event, field)).collect::<Vec<_>>();
     let (providers, accounts, ids) = (column("provider"), column("account"), column("payment_id"));
     sqlx::query!(
-        "UPDATE payments p SET backfilled = true FROM unnest($1::text[], $2::text[], $3::text[]) AS k (provider, account, payment_id)
+        "UPDATE payments p SET backfilled = true, quiet_minor = p.amount_minor FROM unnest($1::text[], $2::text[], $3::text[]) AS k (provider, account, payment_id)
          WHERE p.provider = k.provider AND p.account = k.account AND p.payment_id = k.payment_id",
         &providers,
         &accounts,
@@ -105,10 +105,10 @@ async fn keep_quiet(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::Res
 async fn mark_quiet(tx: &mut PgTransaction<'_>, [provider, account, payment_id]: [String; 3]) -> sqlx::Result<bool> {
     sqlx::query_scalar!(
         r#"WITH old AS (SELECT provider, account, payment_id FROM payments WHERE provider = $1 AND account = $2 AND payment_id = $3 AND backfilled),
-        money_back AS (UPDATE refunds r SET backfilled = true FROM old WHERE r.provider = old.provider AND r.account = old.account
-            AND r.payment_id = old.payment_id AND r.created_at = now()),
-        disputed AS (UPDATE disputes d SET backfilled = true FROM old WHERE d.provider = old.provider AND d.account = old.account
-            AND d.payment_id = old.payment_id AND d.created_at = now())
+        money_back AS (UPDATE refunds r SET quiet_minor = CASE WHEN r.status = 'succeeded' THEN -r.amount_minor ELSE 0 END FROM old WHERE r.provider = old.provider AND r.account = old.account
+            AND r.payment_id = old.payment_id AND r.updated_at = now()),
+        disputed AS (UPDATE disputes d SET quiet_minor = CASE WHEN d.status IN ('opened', 'lost') THEN -d.amount_minor ELSE 0 END FROM old WHERE d.provider = old.provider AND d.account = old.account
+            AND d.payment_id = old.payment_id AND d.updated_at = now())
         SELECT EXISTS (SELECT FROM old) AS "quiet!""#,
         provider,
         account,

@@ -1,6 +1,6 @@
 //! A verified, translated delivery, and what became of it.
 
-use counterfoil_payments::{Fact, OrderKey, Provider};
+use counterfoil_payments::{Fact, OrderId, OrderKey, Provider};
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -59,6 +59,15 @@ impl Delivery {
             fact,
             traceparent: None,
         }
+    }
+
+    /// Of this order, where the provider's object names none: it was read because the order knows its session or payment.
+    #[must_use]
+    pub fn about(mut self, order_id: Uuid) -> Self {
+        if let Fact::Payment { order: order @ None, .. } = &mut self.fact {
+            *order = Some(OrderKey::Id(OrderId(order_id)));
+        }
+        self
     }
 }
 

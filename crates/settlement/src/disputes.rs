@@ -42,15 +42,16 @@ pub struct Dispute {
 /// Records what a provider says of a dispute. `false` when we knew as much.
 pub(crate) async fn learn(tx: &mut PgTransaction<'_>, known: &Captured, news: &News<'_>, trace: Option<&str>) -> sqlx::Result<bool> {
     let key = news.payment;
-    let before = sqlx::query_scalar!(
-        "SELECT status FROM disputes WHERE provider = $1 AND account = $2 AND dispute_id = $3 FOR UPDATE",
+    let known_row = sqlx::query!(
+        "SELECT status, amount_minor FROM disputes WHERE provider = $1 AND account = $2 AND dispute_id = $3 FOR UPDATE",
         key.provider.name(),
         key.account,
         news.dispute_id
     )
     .fetch_optional(&mut **tx)
-    .await?
-    .and_then(|status| DisputeStatus::read(&status));
+    .await?;
+    let before = known_row.as_ref().and_then(|row| DisputeStatus::read(&row.status));
+    let before_minor = known_row.map_or(0, |row| row.amount_minor);
     let after = before.map_or(news.status, |before| before.after(news.status));
     if before == Some(after) {
         return Ok(false);
@@ -58,7 +59,7 @@ pub(crate) async fn learn(tx: &mut PgTransaction<'_>, known: &Captured, news: &N
     let stored = sqlx::query!(
         "INSERT INTO disputes AS d (provider, account, dispute_id, order_id, payment_id, status, amount_minor, currency, reason)
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
-         ON CONFLICT (provider, account, dispute_id) DO UPDATE SET status = excluded.status, reason = COALESCE(d.reason, excluded.reason), updated_at = now()
+         ON CONFLICT (provider, account, dispute_id) DO UPDATE SET status = excluded.status, amount_minor = excluded.amount_minor, reason = COALESCE(d.reason, excluded.reason), updated_at = now()
          RETURNING amount_minor, currency, reason",
         key.provider.name(),
         key.account,
@@ -75,7 +76,7 @@ pub(crate) async fn learn(tx: &mut PgTransaction<'_>, known: &Captured, news: &N
     let version = orders::restate(tx, known.order_id).await?.version;
     let payload = json!({
         "order_id": known.order_id, "version": version,
-        "dispute": { "dispute_id": news.dispute_id, "status": after, "before": before, "amount_minor": stored.amount_minor, "currency": stored.currency,
+        "dispute": { "dispute_id": news.dispute_id, "status": after, "before": before, "amount_minor": stored.amount_minor, "before_minor": before_minor, "currency": stored.currency,
             "reason": stored.reason },
         "payment": key,
     });

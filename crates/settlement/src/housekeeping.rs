@@ -10,7 +10,7 @@ use crate::{aside, orders, refunds, settle};
 
 /// Drives waiting events again whose order exists by now (made by plain SQL, say), or whose payment was captured in the
 /// same instant as they came; and makes payments extra that another replica held in the instant in which their order was
-/// paid. Returns how many names and orders there were.
+/// paid. Returns how many events and orders there were.
 ///
 /// # Errors
 /// When the database fails.
@@ -23,13 +23,15 @@ pub async fn drive_waiting(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Resu
             OR (w.name LIKE 'payment:%' AND EXISTS (SELECT FROM payments p WHERE p.provider = split_part(w.name, ':', 2) AND p.account = split_part(w.name, ':', 3)
                 AND p.payment_id = substr(w.name, length('payment:' || split_part(w.name, ':', 2) || ':' || split_part(w.name, ':', 3) || ':') + 1)
                 AND p.status = 'captured' AND p.disposition <> 'none'))
-        ORDER BY w.name LIMIT $1"#,
+        ORDER BY random() LIMIT $1"#,
         limit,
     )
     .fetch_all(&mut **tx)
     .await?;
+    let mut names = names;
+    names.sort();
     settle::lock_names(tx, &names).await?;
-    settle::settle_waiting(tx, &names).await?;
+    let driven = settle::settle_waiting(tx, &names).await?;
     let orders = sqlx::query_scalar!(
         "SELECT o.id FROM payments p JOIN orders o ON o.id = p.order_id WHERE p.disposition = 'held' AND p.held_reason IN ('amount_differs', 'currency_differs')
             AND o.status IN ('paid', 'partially_refunded', 'refunded') ORDER BY o.id LIMIT $1 FOR NO KEY UPDATE OF o SKIP LOCKED",
@@ -39,7 +41,7 @@ pub async fn drive_waiting(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Resu
     for order in &orders {
         aside::now_extra(tx, *order).await?;
     }
-    Ok(names.len() + orders.len())
+    Ok(driven + orders.len())
 }
 
 /// What waits for an order or a payment.
@@ -104,11 +106,11 @@ pub async fn take_deferred(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Resu
         .collect())
 }
 
-/// Settles a stored event again, as this release reads it.
+/// Settles a stored event again, as this release reads it. `false` when it could not be settled now.
 ///
 /// # Errors
 /// When the database fails.
-pub async fn drive_again(tx: &mut PgTransaction<'_>, delivery: &Delivery) -> sqlx::Result<()> {
+pub async fn drive_again(tx: &mut PgTransaction<'_>, delivery: &Delivery) -> sqlx::Result<bool> {
     settle::drive_again(tx, delivery).await
 }
 
@@ -184,4 +186,39 @@ pub async fn purge_keys(connection: &mut PgConnection, older_than_s: i64, limit:
         limit,
     );
     Ok(done.execute(connection).await?.rows_affected())
+}
+
+/// Gives up on refunds and disputes whose payment has not come for `older_than_s` seconds: another product on the same
+/// provider account has them. Captured money that waits for its order is never given up.
+///
+/// # Errors
+/// When the database fails.
+pub async fn give_up_foreign(connection: &mut PgConnection, older_than_s: i64) -> sqlx::Result<u64> {
+    let done = sqlx::query!(
+        "UPDATE webhook_events SET outcome = 'ignored', waits_for = NULL, reason = 'its payment never came', processed_at = now()
+         WHERE outcome = 'waiting' AND waits_for LIKE 'payment:%' AND received_at < now() - make_interval(secs => $1::bigint::float8)",
+        older_than_s,
+    );
+    Ok(done.execute(connection).await?.rows_affected())
+}
+
+/// Takes up refunds again that were asked for and not sent: held for want of a key or for a dispute, or their message died.
+/// Each gets a new event, an hour after the last, under the same refund and key.
+///
+/// # Errors
+/// When the database fails.
+pub async fn resume_refunds(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Result<usize> {
+    let due = sqlx::query!(
+        "UPDATE refunds SET resumptions = resumptions + 1, next_resumption_at = now() + interval '1 hour' WHERE id IN (
+            SELECT id FROM refunds WHERE status = 'requested' AND created_at < now() - interval '10 minutes' AND next_resumption_at <= now()
+            ORDER BY next_resumption_at LIMIT $1 FOR UPDATE SKIP LOCKED)
+         RETURNING id, resumptions",
+        limit,
+    )
+    .fetch_all(&mut **tx)
+    .await?;
+    for row in &due {
+        refunds::ask_again(tx, row.id, row.resumptions).await?;
+    }
+    Ok(due.len())
 }

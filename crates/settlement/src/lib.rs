@@ -39,7 +39,7 @@ pub use orders::{
     LineText, NewOrder, Order, OrderView, Payment, Refused, cancel, create, expire, find, find_by_payment, find_id, payments_of, session_of, set_session, view,
 };
 pub use reads::{ReadPlan, claim_due_reads, claim_read, plan_of, read_failed};
-pub use refunding::{NewRefund, RefundRefused, count_call, hold_payment, hold_refund, refund_answered, refund_refused, request_refund};
+pub use refunding::{NewRefund, RefundRefused, Sending, begin_call, hold_payment, hold_refund, refund_answered, refund_refused, request_refund};
 pub use refunds::{Refund, find as find_refund, refunds_of};
 pub use seen::{Seen, deliveries_of_order};
 pub use settle::{lock_orders, settle, settle_or_wait};

@@ -48,6 +48,7 @@ pub(crate) async fn settle(tx: &mut PgTransaction<'_>, item: &Item<'_>) -> sqlx:
     if !lock_if_free(tx, known.order_id).await? {
         return Ok(Verdict::Locked(known.order_id));
     }
+    let known = captured(tx, payment).await?.unwrap_or(known); // as it is under the lock
     let note = Note { outcome: Outcome::Applied, reason: None, waits_for: None };
     let stored = events::store(tx, &[(item, note)]).await?.remove(0);
     let Verdict::Settled(Settled { duplicate: false, differs, .. }) = stored else {

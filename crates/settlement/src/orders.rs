@@ -38,6 +38,9 @@ pub enum Refused {
     /// Its reference names another order.
     #[error("the reference {0:?} names another order already")]
     ReferenceTaken(String),
+    /// The caller's key made another order before.
+    #[error("this Idempotency-Key made another order before: take a new key")]
+    KeyUsed,
     /// There is no such order.
     #[error("no order has this id or reference")]
     NoOrder,
@@ -114,6 +117,11 @@ pub async fn create(tx: &mut PgTransaction<'_>, new: &NewOrder) -> Result<Order,
     let customer = &new.customer;
     let (scope, key) = new.made_by.clone().unzip();
     let session = new.session.as_ref();
+    // A key that retention has forgotten is still on what it made.
+    let before = sqlx::query_scalar!("SELECT id FROM orders WHERE made_by_scope = $1 AND made_by_key = $2", scope, key).fetch_optional(&mut **tx).await?;
+    if before.is_some() {
+        return Err(Refused::KeyUsed);
+    }
     let made = sqlx::query_scalar!(
         "INSERT INTO orders (id, reference, amount_minor, currency, customer_email, customer_name, customer_phone, lines, expires_at,
             session_provider, session_account, session_id, made_by_scope, made_by_key)
@@ -330,7 +338,8 @@ pub(crate) async fn learn_contact(tx: &mut PgTransaction<'_>, order: Uuid, conta
             version = version + 1, updated_at = now()
         WHERE id = $1 AND customer_email IS NULL
         RETURNING reference, version, amount_minor, currency, customer_email, customer_name, customer_phone, lines,
-            to_char(paid_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS paid_at, paid_provider, paid_account, paid_payment_id"#,
+            to_char(paid_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS paid_at, paid_provider, paid_account, paid_payment_id,
+            EXISTS (SELECT FROM payments p WHERE p.provider = paid_provider AND p.account = paid_account AND p.payment_id = paid_payment_id AND p.backfilled) AS "backfilled!""#,
         order,
         contact.email,
         contact.name,
@@ -338,7 +347,7 @@ pub(crate) async fn learn_contact(tx: &mut PgTransaction<'_>, order: Uuid, conta
     )
     .fetch_optional(&mut **tx)
     .await?;
-    let Some(row) = row else { return Ok(None) };
+    let Some(row) = row.filter(|row| !row.backfilled) else { return Ok(None) }; // no receipt for what was settled before
     let (Some(paid_at), Some(provider), Some(account), Some(payment_id)) = (row.paid_at, row.paid_provider, row.paid_account, row.paid_payment_id) else {
         return Ok(None);
     };

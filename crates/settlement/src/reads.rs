@@ -37,7 +37,7 @@ pub async fn claim_read(connection: &mut PgConnection, order: Uuid, gap_s: i64) 
 }
 
 /// Claims up to `limit` orders that are due to be read: pending longer than `pending_s` (and not for 30 days), with refunds whose outcome is open for
-/// as long, or with a reported sum of refunds that is more than we know of. Each is put off by a minute, then two, then four,
+/// as long, or with a reported sum of refunds that is more than we know of; refunds first, then what was never read. Each is put off by a minute, then two, then four,
 /// up to six hours.
 ///
 /// # Errors
@@ -45,20 +45,22 @@ pub async fn claim_read(connection: &mut PgConnection, order: Uuid, gap_s: i64) 
 pub async fn claim_due_reads(connection: &mut PgConnection, pending_s: i64, limit: i64) -> sqlx::Result<Vec<(Uuid, String)>> {
     let rows = sqlx::query!(
         r#"WITH due AS (
-            SELECT o.id, 'pending' AS why, o.created_at AS since FROM orders o
+            SELECT o.id, 'pending' AS why, 1 AS class, o.created_at AS since FROM orders o
             WHERE o.status IN ('pending_payment', 'payment_pending', 'failed_final') AND o.created_at < now() - make_interval(secs => $1::bigint::float8)
               AND o.created_at > now() - interval '30 days'
               AND (o.session_id IS NOT NULL OR EXISTS (SELECT FROM payments p WHERE p.order_id = o.id))
             UNION ALL
-            SELECT r.order_id, 'a refund is under way', r.updated_at FROM refunds r
-            WHERE r.status IN ('requested', 'pending') AND r.calls > 0 AND r.updated_at < now() - make_interval(secs => $1::bigint::float8)
+            SELECT r.order_id, 'a refund is under way', 0, r.created_at FROM refunds r
+            WHERE r.status IN ('requested', 'pending') AND (r.calls > 0 OR r.provider_refund_id IS NOT NULL)
+              AND r.created_at < now() - make_interval(secs => $1::bigint::float8)
             UNION ALL
-            SELECT p.order_id, 'more was refunded than we know of', p.updated_at FROM payments p
+            SELECT p.order_id, 'more was refunded than we know of', 0, p.updated_at FROM payments p
             WHERE p.refunds_reported_minor > 0 AND p.updated_at < now() - interval '10 seconds' AND p.refunds_reported_minor > COALESCE((SELECT sum(r.amount_minor) FROM refunds r
-                WHERE r.provider = p.provider AND r.account = p.account AND r.payment_id = p.payment_id AND r.status IN ('pending', 'succeeded')), 0)
+                WHERE r.provider = p.provider AND r.account = p.account AND r.payment_id = p.payment_id AND r.provider_refund_id IS NOT NULL), 0)
         ), chosen AS (
             SELECT d.id, min(d.why) AS why FROM due d LEFT JOIN provider_reads r ON r.order_id = d.id
-            WHERE r.order_id IS NULL OR r.next_read_at <= now() GROUP BY d.id ORDER BY min(d.since) LIMIT $2
+            WHERE r.order_id IS NULL OR r.next_read_at <= now() GROUP BY d.id, r.next_read_at
+            ORDER BY min(d.class), r.next_read_at NULLS FIRST, min(d.since) LIMIT $2
         ), claimed AS (
             INSERT INTO provider_reads AS r (order_id, read_at, reads, next_read_at) SELECT id, now(), 1, now() + interval '1 minute' FROM chosen ORDER BY id
             ON CONFLICT (order_id) DO UPDATE SET read_at = now(), reads = r.reads + 1,

@@ -1,6 +1,6 @@
 //! Refunds that we ask for: how much may go back, what is sent, what came of it.
 
-use counterfoil_payments::{Currency, Money, PaymentKey, RefundStatus};
+use counterfoil_payments::{Currency, Money, PaymentKey, Provider, RefundStatus};
 use sqlx::{PgConnection, PgTransaction};
 use uuid::Uuid;
 
@@ -40,6 +40,12 @@ pub enum RefundRefused {
     /// The bank has the money, and decides.
     #[error("the payment is disputed: the bank has taken the money, and a refund would pay it back twice")]
     Disputed,
+    /// Its provider cannot be asked for it.
+    #[error("{0} has no API to ask for a refund: make it there, and its webhook will be recorded")]
+    NoApi(String),
+    /// The caller's key made another refund before.
+    #[error("this Idempotency-Key made another refund before: take a new key")]
+    KeyUsed,
     /// More than is left.
     #[error("{asked} is more than the {left} minor units that can still be refunded of this payment")]
     TooMuch {
@@ -69,13 +75,15 @@ async fn refundable(tx: &mut PgTransaction<'_>, order: Uuid, payment_id: Option<
     sqlx::query_as!(
         Refundable,
         r#"SELECT p.provider, p.account, p.payment_id, p.currency AS "currency!", p.disposition,
-            (p.amount_minor - CASE WHEN $3 THEN p.settled_minor ELSE 0 END
-              - COALESCE((SELECT sum(r.amount_minor) FROM refunds r WHERE r.provider = p.provider AND r.account = p.account AND r.payment_id = p.payment_id
-                  AND r.status <> 'failed' AND (NOT $3 OR r.source = 'unallocated')), 0)
-              - COALESCE((SELECT sum(d.amount_minor) FROM disputes d WHERE d.provider = p.provider AND d.account = p.account AND d.payment_id = p.payment_id
-                  AND d.status IN ('opened', 'lost')), 0))::bigint AS "left!",
+            LEAST(p.amount_minor - m.back - m.away, CASE WHEN $3 THEN p.amount_minor - p.settled_minor - m.unallocated_back ELSE p.amount_minor END)::bigint AS "left!",
             EXISTS (SELECT FROM disputes d WHERE d.provider = p.provider AND d.account = p.account AND d.payment_id = p.payment_id AND d.status = 'opened') AS "disputed!"
-        FROM orders o JOIN payments p ON p.order_id = o.id
+        FROM orders o JOIN payments p ON p.order_id = o.id CROSS JOIN LATERAL (SELECT
+            COALESCE((SELECT sum(r.amount_minor) FROM refunds r WHERE r.provider = p.provider AND r.account = p.account AND r.payment_id = p.payment_id
+                AND r.status <> 'failed'), 0) AS back,
+            COALESCE((SELECT sum(r.amount_minor) FROM refunds r WHERE r.provider = p.provider AND r.account = p.account AND r.payment_id = p.payment_id
+                AND r.status <> 'failed' AND r.source = 'unallocated'), 0) AS unallocated_back,
+            COALESCE((SELECT sum(d.amount_minor) FROM disputes d WHERE d.provider = p.provider AND d.account = p.account AND d.payment_id = p.payment_id
+                AND d.status IN ('opened', 'lost')), 0) AS away) m
         WHERE o.id = $1 AND p.status = 'captured' AND CASE WHEN $2::text IS NULL
             THEN p.provider = o.paid_provider AND p.account = o.paid_account AND p.payment_id = o.paid_payment_id ELSE p.payment_id = $2 END
         LIMIT 1"#,
@@ -98,10 +106,17 @@ pub async fn request_refund(tx: &mut PgTransaction<'_>, new: &NewRefund, trace: 
     let (scope, key) = new.made_by.clone().unzip();
     let made = sqlx::query_scalar!("SELECT id FROM refunds WHERE id = $1 OR (made_by_scope = $2 AND made_by_key = $3)", new.id, scope, key);
     if let Some(made) = made.fetch_optional(&mut **tx).await? {
-        return refunds::find(&mut *tx, made).await?.ok_or(RefundRefused::Database(sqlx::Error::RowNotFound));
+        let made = refunds::find(&mut *tx, made).await?.ok_or(RefundRefused::Database(sqlx::Error::RowNotFound))?;
+        let same = made.order_id == new.order_id
+            && new.amount_minor.is_none_or(|amount| amount == made.amount_minor)
+            && new.payment_id.as_ref().is_none_or(|payment| *payment == made.payment_id);
+        return if same { Ok(made) } else { Err(RefundRefused::KeyUsed) };
     }
     let automatic = new.origin != "api";
     let payment = refundable(tx, new.order_id, new.payment_id.as_deref(), automatic).await?.ok_or(RefundRefused::NoPayment)?;
+    if payment.provider == Provider::Standard.name() {
+        return Err(RefundRefused::NoApi(payment.provider));
+    }
     if payment.disputed {
         return Err(RefundRefused::Disputed);
     }
@@ -135,17 +150,53 @@ pub async fn request_refund(tx: &mut PgTransaction<'_>, new: &NewRefund, trace: 
     refunds::find(&mut *tx, new.id).await?.ok_or(RefundRefused::Database(sqlx::Error::RowNotFound))
 }
 
-/// Counts a call to the provider before it is made, and frees the refund of what held it. Returns how many there were.
+/// Whether a refund may be sent now.
+#[derive(Debug)]
+pub enum Sending {
+    /// It may: the call is counted, and committed before it is made.
+    Send {
+        /// The refund.
+        refund: Refund,
+        /// Seconds since the first call; `None` when this is the first.
+        since_first_call_s: Option<i64>,
+    },
+    /// It is decided already.
+    Decided(Refund),
+    /// It waits, and why.
+    Held(String),
+    /// Others sent the money back, or the bank took it: nothing is left for it.
+    NothingLeft(Refund),
+}
+
+/// Begins a call to the provider: looks once more, under the order's lock, whether the money is still ours to send back.
 ///
 /// # Errors
 /// When the database fails.
-pub async fn count_call(connection: &mut PgConnection, id: Uuid) -> sqlx::Result<i32> {
-    sqlx::query_scalar!(
-        "UPDATE refunds SET calls = calls + 1, first_called_at = COALESCE(first_called_at, now()), held_reason = NULL, updated_at = now() WHERE id = $1 RETURNING calls - 1 AS \"before!\"",
-        id
+pub async fn begin_call(tx: &mut PgTransaction<'_>, id: Uuid) -> sqlx::Result<Sending> {
+    let refund = refunds::find(&mut *tx, id).await?.ok_or(sqlx::Error::RowNotFound)?;
+    sqlx::query!("SELECT id FROM orders WHERE id = $1 FOR NO KEY UPDATE", refund.order_id).fetch_all(&mut **tx).await?;
+    let refund = refunds::find(&mut *tx, id).await?.ok_or(sqlx::Error::RowNotFound)?;
+    if refund.status != RefundStatus::Requested.name() {
+        return Ok(Sending::Decided(refund));
+    }
+    let room = refundable(tx, refund.order_id, Some(&refund.payment_id), false).await?;
+    match room {
+        Some(room) if room.disputed => {
+            let why = "the payment is disputed: the bank has taken the money".to_owned();
+            hold_refund(&mut *tx, id, &why).await?;
+            return Ok(Sending::Held(why));
+        }
+        Some(room) if room.left >= 0 => {} // what is left counts this refund as gone
+        Some(_) | None => return Ok(Sending::NothingLeft(refund)),
+    }
+    let since_first_call_s = sqlx::query_scalar!(
+        r#"UPDATE refunds SET calls = calls + 1, first_called_at = COALESCE(first_called_at, now()), held_reason = NULL, updated_at = now()
+        WHERE id = $1 RETURNING CASE WHEN calls > 1 THEN extract(epoch FROM now() - first_called_at)::bigint END AS since"#,
+        id,
     )
-    .fetch_one(connection)
-    .await
+    .fetch_one(&mut **tx)
+    .await?;
+    Ok(Sending::Send { refund, since_first_call_s })
 }
 
 /// Writes why a refund waits for a person.
@@ -163,7 +214,7 @@ pub async fn hold_refund(connection: &mut PgConnection, id: Uuid, reason: &str) 
 /// When the database fails.
 pub async fn hold_payment(connection: &mut PgConnection, payment: &PaymentKey, reason: &str) -> sqlx::Result<()> {
     sqlx::query!(
-        "UPDATE payments SET held_reason = $4 WHERE provider = $1 AND account = $2 AND payment_id = $3 AND disposition IN ('extra', 'held') AND held_reason IS DISTINCT FROM $4",
+        "UPDATE payments SET hold_note = $4 WHERE provider = $1 AND account = $2 AND payment_id = $3 AND hold_note IS DISTINCT FROM $4",
         payment.provider.name(),
         payment.account,
         payment.payment_id,

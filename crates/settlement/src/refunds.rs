@@ -85,7 +85,7 @@ impl Refund {
 pub(crate) async fn learn(tx: &mut PgTransaction<'_>, known: &Captured, news: &News<'_>, trace: Option<&str>) -> sqlx::Result<bool> {
     let rows = matching(tx, news).await?;
     let heard_of = rows.iter().any(|row| row.provider_refund_id.is_some());
-    let before = rows.iter().filter_map(|row| RefundStatus::read(&row.status)).max_by_key(|status| status.rank()).unwrap_or(RefundStatus::Requested);
+    let before = rows.iter().filter_map(Row::status).max_by_key(|status| status.rank()).unwrap_or(RefundStatus::Requested);
     let after = before.after(news.status);
     let id = match rows.as_slice() {
         [] => insert_foreign(tx, known, news).await?,
@@ -105,6 +105,16 @@ struct Row {
     id: Uuid,
     status: String,
     provider_refund_id: Option<String>,
+}
+
+impl Row {
+    /// Where it stands at its provider. One that we gave up without knowing it there has not begun, as far as we know.
+    fn status(&self) -> Option<RefundStatus> {
+        match RefundStatus::read(&self.status) {
+            Some(RefundStatus::Failed) if self.provider_refund_id.is_none() => Some(RefundStatus::Requested),
+            status => status,
+        }
+    }
 }
 
 /// The rows that may be this refund: by the provider's id, or ours by its mark. Ours first.
@@ -181,6 +191,16 @@ pub(crate) async fn announce(tx: &mut PgTransaction<'_>, id: Uuid, before: Refun
     };
     let (order_id, version, payload) = (refund.order_id, restated.version, refund.payload(before.name(), &restated));
     append(tx, &NewEvent { event_id, topic: topic.name(), order_id, version, payload, headers: headers(trace) }).await?;
+    Ok(())
+}
+
+/// Asks the refunds consumer for a refund once more, by another event.
+pub(crate) async fn ask_again(tx: &mut PgTransaction<'_>, id: Uuid, nth: i32) -> sqlx::Result<()> {
+    let Some(refund) = find(&mut *tx, id).await? else { return Ok(()) };
+    let restated = orders::restate(tx, refund.order_id).await?;
+    let event_id = event::event_id(&format!("refund.requested:{id}:{nth}"));
+    let (order_id, version, payload) = (refund.order_id, restated.version, refund.payload(RefundStatus::Requested.name(), &restated));
+    append(tx, &NewEvent { event_id, topic: Topic::RefundRequested.name(), order_id, version, payload, headers: headers(None) }).await?;
     Ok(())
 }
 

@@ -60,27 +60,32 @@ pub async fn settle_or_wait(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> s
 }
 
 /// Settles again what waits for an order that now exists, inside the transaction that made it. One that cannot be settled
-/// is marked as failed, so that it does not keep its order from being made.
-pub(crate) async fn settle_waiting(tx: &mut PgTransaction<'_>, names: &[String]) -> sqlx::Result<()> {
+/// is marked as failed, so that it does not keep its order from being made. Returns how many wait no longer.
+pub(crate) async fn settle_waiting(tx: &mut PgTransaction<'_>, names: &[String]) -> sqlx::Result<usize> {
+    let mut driven = 0;
     for waiting in events::take_waiting(tx, names).await? {
         match waiting.delivery() {
-            Ok(delivery) => drive_again(tx, &delivery).await?,
+            Ok(delivery) => driven += usize::from(drive_again(tx, &delivery).await?),
             Err(error) => events::fail_stored(tx, &waiting.provider, &waiting.account, &waiting.event_id, &error.to_string()).await?,
         }
     }
-    Ok(())
+    Ok(driven)
 }
 
 /// Settles a stored event again, behind a savepoint: it counts as no delivery, and its body stays as it is. One that is to
-/// blame for an error is marked as failed.
-pub(crate) async fn drive_again(tx: &mut PgTransaction<'_>, delivery: &Delivery) -> sqlx::Result<()> {
+/// blame for an error is marked as failed. `false` when it waits on, its order being locked, say.
+pub(crate) async fn drive_again(tx: &mut PgTransaction<'_>, delivery: &Delivery) -> sqlx::Result<bool> {
     let mut items = rounds::fold(std::slice::from_ref(delivery));
     for item in &mut items {
         item.deliveries = 0;
     }
     let mut alone = Connection::begin(&mut **tx).await?; // a savepoint
-    let Err(error) = settle_items(&mut alone, 1, items).await else {
-        return alone.commit().await;
+    let error = match settle_items(&mut alone, 1, items).await {
+        Ok(verdicts) => {
+            alone.commit().await?;
+            return Ok(verdicts.iter().any(|verdict| matches!(verdict, Verdict::Settled(settled) if settled.outcome != Outcome::Waiting)));
+        }
+        Err(error) => error,
     };
     alone.rollback().await?;
     if Failure::of(&error) != Failure::Culprit {
@@ -88,7 +93,8 @@ pub(crate) async fn drive_again(tx: &mut PgTransaction<'_>, delivery: &Delivery)
     }
     let state = error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned();
     tracing::error!(%error, event_id = delivery.event_id, "a stored event cannot be settled; it is marked as failed");
-    events::fail_stored(tx, delivery.provider.name(), &delivery.account, &delivery.event_id, &format!("SQLSTATE {state}")).await
+    events::fail_stored(tx, delivery.provider.name(), &delivery.account, &delivery.event_id, &format!("SQLSTATE {state}")).await?;
+    Ok(true)
 }
 
 /// Takes the advisory locks of references, in the order given (sort them first).
@@ -255,6 +261,7 @@ async fn classify_one<'a>(
         let paid = (done.order_became.as_deref() == Some("paid")).then_some(order);
         if paid.is_some() && done.payment_before_minor > Some(0) {
             orders::restate(tx, order).await?; // captured in parts, of which some may have gone back already
+            aside::surplus(tx, order, payment, delivery.traceparent.as_deref()).await?;
         }
         if done.others_held == Some(true) {
             aside::now_extra(tx, order).await?;
@@ -279,7 +286,7 @@ async fn classify_one<'a>(
             Outcome::Held
         }
         Some(Leftover::Grew) => {
-            aside::set_aside(tx, delivery, order, payment, Outcome::Held, aside::CAPTURED_MORE).await?;
+            aside::set_aside(tx, delivery, order, payment, Outcome::Held, aside::growth(done.payment_disposition.as_deref())).await?;
             Outcome::Held
         }
     };

@@ -101,6 +101,11 @@ async fn what_cannot_go_back_is_refused_with_its_reason() {
         assert_eq!(status, 422, "{wrong}");
         assert!(!body["errors"].as_array().unwrap().is_empty());
     }
+    let standard = shop.order().await;
+    let captured = json!({ "order": standard, "payment_id": "p", "amount_minor": 1099, "currency": "EUR", "status": "captured", "livemode": false });
+    shop.standard("m1", captured).await;
+    let (status, body) = shop.refund(&standard, 1, "e").await;
+    assert!(status == 409 && body["detail"].as_str().unwrap().contains("no API"), "{body}");
     let dispute = json!({ "id": "dp_1", "payment_intent": "pi_1", "amount": 1099, "status": "needs_response", "metadata": {} });
     assert_eq!(shop.stripe(&stripe_event("charge.dispute.created", order, "pi_1", &dispute)).await.1, "applied");
     let (status, body) = shop.refund(order, 1, "d").await;

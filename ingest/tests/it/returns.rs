@@ -37,6 +37,11 @@ async fn a_return_reads_the_payment_settles_it_and_says_paid_without_waiting_for
     assert_eq!(shop.stripe(&stripe_event("payment_intent.succeeded", &order, "pi_1", &json!({}))).await.1, "superseded");
     assert_eq!(stage.count("SELECT count(*) FROM outbox").await, 1);
     assert_eq!(stage.count("SELECT count(*) FROM webhook_events WHERE event_type = 'counterfoil.read'").await, 1);
+    // The session is the order's: the payment need not name it.
+    let nameless = shop.order().await;
+    simulator.put(Payment { order: None, ..payment("stripe", "pi_2", "", "captured", "cs_2") });
+    shop.post(&nameless, "session", &json!({ "provider": "stripe", "id": "cs_2" }), None, true).await;
+    assert_eq!(shop.post(&nameless, "return", &json!({ "session": "cs_2" }), None, false).await.1["status"], "paid");
 }
 
 #[tokio::test]

@@ -16,7 +16,10 @@ use crate::reconcile::read_order;
 const BATCH: i64 = 200;
 
 /// Orders read from providers in one step: a few seconds' worth of calls.
-const READS: i64 = 10;
+const READS: usize = 4;
+
+/// How long a refund or dispute may wait for its payment: as long as providers can send the payment's event again.
+const FOREIGN_S: i64 = 30 * 86_400;
 
 /// An order that changed less than this ago may have an event on its way to the books.
 const BOOKS_SETTLED_S: i64 = 600;
@@ -50,13 +53,14 @@ impl Jobs {
     pub(super) async fn drive_deferred(&self) -> anyhow::Result<usize> {
         let mut tx = self.pool.begin().await?;
         let deferred = housekeeping::take_deferred(&mut tx, BATCH).await?;
+        let mut driven = 0;
         for event in &deferred {
             if let Some(delivery) = self.read_again(event) {
-                housekeeping::drive_again(&mut tx, &delivery).await?;
+                driven += usize::from(housekeeping::drive_again(&mut tx, &delivery).await?);
             }
         }
         tx.commit().await?;
-        Ok(deferred.len())
+        Ok(driven)
     }
 
     fn read_again(&self, event: &Deferred) -> Option<Delivery> {
@@ -93,11 +97,12 @@ impl Jobs {
         Ok(completed + cleared)
     }
 
-    /// Reads orders that are due from their providers.
+    /// Reads orders that are due from their providers; each is claimed just before it is read.
     pub(super) async fn read_due(&self) -> anyhow::Result<usize> {
-        let due = claim_due_reads(&mut *self.pool.acquire().await?, self.rhythm.pending_s, READS).await?;
         let mut changes = 0;
-        for (order, why) in due {
+        for _ in 0..READS {
+            let due = claim_due_reads(&mut *self.pool.acquire().await?, self.rhythm.pending_s, 1).await?;
+            let Some((order, why)) = due.into_iter().next() else { break };
             let plan = plan_of(&mut *self.pool.acquire().await?, order, &why).await?;
             for finding in read_order(&self.pool, &self.apis, &plan, false).await? {
                 tracing::info!(order_id = %order, why, what = finding.what, outcome = finding.outcome, "an order was read from its provider");
@@ -107,10 +112,19 @@ impl Jobs {
         Ok(changes)
     }
 
+    /// Takes up refunds that were held, or whose message died.
+    pub(super) async fn resume_refunds(&self) -> anyhow::Result<usize> {
+        let mut tx = self.pool.begin().await?;
+        let resumed = housekeeping::resume_refunds(&mut tx, BATCH).await?;
+        tx.commit().await?;
+        Ok(resumed)
+    }
+
     pub(super) async fn purge(&self) -> anyhow::Result<usize> {
         let mut connection = self.pool.acquire().await?;
         let rhythm = &self.rhythm;
         let mut removed = housekeeping::purge_events(&mut connection, rhythm.events_s, BATCH * 5).await?;
+        removed += housekeeping::give_up_foreign(&mut connection, FOREIGN_S).await?;
         removed += housekeeping::purge_keys(&mut connection, rhythm.keys_s, BATCH * 5).await?;
         removed += counterfoil_outbox::purge(&mut connection, rhythm.outbox_s, BATCH * 5).await?;
         removed += counterfoil_inbox::purge(&mut connection, rhythm.processed_s, BATCH * 5).await?;

@@ -43,6 +43,7 @@ pub async fn run(pool: PgPool, apis: Apis, mode: Mode, rhythm: Rhythm, process: 
         every("expiry", rhythm.often, &process, || jobs.expire()),
         every("keys", rhythm.often, &process, || jobs.settle_keys()),
         every("reads", rhythm.often, &process, || jobs.read_due()),
+        every("refunds", rhythm.often, &process, || jobs.resume_refunds()),
         every("retention", rhythm.seldom, &process, || jobs.purge()),
         every("books", rhythm.seldom, &process, || jobs.compare_books()),
     );

@@ -83,3 +83,34 @@ async fn backfilled_money_is_in_neither_sum_of_the_books_and_a_run_that_was_kill
     let (code, said) = fleet.counterfoil(&["ledger", "check", "--settled-s", "0"]).await;
     assert_eq!((code, said.contains("agree")), (Some(0), true), "{said}");
 }
+
+#[tokio::test]
+async fn backfilled_money_that_moves_on_live_keeps_the_books_right_and_a_late_address_brings_no_receipt() {
+    let stage = Stage::new().await;
+    let fleet = Fleet::on(&stage);
+    let (_ingest, shop) = fleet.ingest().await;
+    let _fleet = (fleet.relay().ready().await, fleet.consumer("ledger").ready().await);
+    stage.execute("INSERT INTO orders (reference, amount_minor, currency) VALUES ('old', 1099, 'EUR')").await;
+    let refund = |id: &str, status: &str| json!({ "id": id, "payment_intent": "pi_old", "amount": 99, "status": status, "metadata": {} });
+    let dispute = |status: &str| json!({ "id": "dp_1", "payment_intent": "pi_old", "amount": 7, "status": status, "metadata": {} });
+    let events = [
+        at(stripe_event("payment_intent.succeeded", "old", "pi_old", &json!({})), 9),
+        at(stripe_event("refund.created", "old", "pi_old", &refund("re_1", "pending")), 8),
+        at(stripe_event("refund.created", "old", "pi_old", &refund("re_2", "succeeded")), 8),
+        at(stripe_event("charge.dispute.created", "old", "pi_old", &dispute("needs_response")), 8),
+    ];
+    let (code, said) = fleet.counterfoil(&["backfill", "--provider", "stripe", "--from", &file("moves-on", &events)]).await;
+    assert_eq!(code, Some(0), "{said}");
+    for (kind, object) in
+        [("refund.updated", refund("re_1", "succeeded")), ("refund.failed", refund("re_2", "failed")), ("charge.dispute.closed", dispute("won"))]
+    {
+        assert_eq!(shop.stripe(&stripe_event(kind, "old", "pi_old", &object)).await.1, "applied");
+    }
+    counterfoil_tests::until("all is booked", 30, 3, async || stage.count("SELECT count(*) FROM ledger_entries").await).await;
+    let (code, said) = fleet.counterfoil(&["ledger", "check", "--settled-s", "0"]).await;
+    assert_eq!(code, Some(0), "{said}");
+    let address = json!({ "customer_details": { "email": "late@example.com" } });
+    shop.stripe(&stripe_event("checkout.session.completed", "old", "pi_old", &address)).await;
+    assert_eq!(stage.count("SELECT count(*) FROM orders WHERE customer_email = 'late@example.com'").await, 1);
+    assert_eq!(stage.count("SELECT count(*) FROM outbox WHERE topic IN ('order.paid', 'order.contact_known') AND last_error IS NULL").await, 0);
+}

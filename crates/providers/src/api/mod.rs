@@ -5,7 +5,8 @@
 //!
 //! | answer | means |
 //! |---|---|
-//! | no connection, TLS, 401, 403, 3xx | an outage of ours: nothing is wrong with the call |
+//! | no connection, TLS, 3xx | an outage: nothing is wrong with the call |
+//! | 401, 403 | denied: our key, or this account's; other keys and accounts are not concerned |
 //! | 429, 503 | an outage, as long as `Retry-After` asks |
 //! | 408, 409, 425 | the same call is running, or was too early: later, under the same key |
 //! | other 5xx, no answer in time, an answer that cannot be read | unknown: look, then the same key |
@@ -44,7 +45,10 @@ pub enum CallError {
     /// Nobody knows whether it was done.
     #[error("{0}")]
     Unknown(String),
-    /// The provider is away, refuses our credentials, or asks for a pause.
+    /// Our key may not do this.
+    #[error("{0}")]
+    Denied(String),
+    /// The provider is away, or asks for a pause.
     #[error("{reason}")]
     Outage {
         /// Why.

@@ -45,7 +45,9 @@ pub(super) async fn payment(wire: &Wire, key: &PaymentKey) -> Result<PaymentStat
     let refunded = json::integer(latest.as_ref().map_or(object.amount_refunded, |charge| charge.amount_refunded)).unwrap_or(0);
     let mut fact = object_fact(event_type(charge, &object), &key.account, &object).map_err(|error| wire.unread(&error))?;
     let refunded_minor = in_minor_units(&fact, refunded);
-    if let Fact::Payment { order: order @ None, .. } = &mut fact {
+    if let Fact::Payment { order: order @ None, .. } = &mut fact
+        && !charge
+    {
         *order = order_of_session(wire, key).await?;
     }
     Ok(PaymentState { fact, refunded_minor })

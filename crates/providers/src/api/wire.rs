@@ -87,7 +87,8 @@ impl Wire {
         let reason = format!("HTTP {} from {}{}", status.as_u16(), self.provider, reason_of(body));
         match status.as_u16() {
             429 | 503 => CallError::Outage { reason, pause: retry_after(headers) },
-            401 | 403 | 300..=399 => CallError::Outage { reason, pause: None },
+            401 | 403 => CallError::Denied(reason),
+            300..=399 => CallError::Outage { reason, pause: None },
             408 | 409 | 425 => CallError::Later(reason),
             404 => CallError::NotFound(reason),
             500..=599 => CallError::Unknown(reason),

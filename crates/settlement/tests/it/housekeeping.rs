@@ -116,6 +116,8 @@ async fn a_purge_never_reopens_the_door_order_state_and_unique_facts_still_guard
     assert_eq!(counterfoil_outbox::purge(&mut connection, 86_400, 100).await.unwrap(), 4);
     assert_eq!(outcomes(&pool, &batch).await, [Outcome::Superseded; 3], "every one is known by what it did");
     let mut tx = pool.begin().await.unwrap();
+    let other = NewRefund { id: Uuid::new_v4(), amount_minor: Some(6), ..new.clone() };
+    assert!(matches!(request_refund(&mut tx, &other, None).await, Err(counterfoil_settlement::RefundRefused::KeyUsed)));
     let again = NewRefund { id: Uuid::new_v4(), ..new.clone() };
     assert_eq!(request_refund(&mut tx, &again, None).await.unwrap().id, new.id, "the key's refund carries the key");
     tx.commit().await.unwrap();

@@ -13,7 +13,7 @@ use rand::{RngExt, SeedableRng};
 use sqlx::PgPool;
 use uuid::Uuid;
 
-use crate::support::{book, delivery, differing, dispute, new_order, refund, settled_or_waiting};
+use crate::support::{book, delivery, differing, dispute, key, new_order, refund, says, settled_or_waiting};
 
 const PRICE: i64 = 1000;
 
@@ -61,13 +61,17 @@ fn said_of_payment(rng: &mut StdRng, order: &OrderKey, payment: &str) -> Vec<Del
         .choose(rng)
         .unwrap();
         facts.extend(statuses.iter().map(|status| refund(payment, &id, *status, amount)));
+        if rng.random_bool(0.3) {
+            facts.push(says(Fact::RefundsReported { payment: key(payment), total: Money::new(amount, "EUR".parse().unwrap()) }));
+        }
         left -= amount;
     }
     for n in 0..rng.random_range(0..3) {
         let id = format!("dp_{payment}_{n}");
-        let mut statuses = vec![DisputeStatus::Inquiry, DisputeStatus::Opened, DisputeStatus::Lost, DisputeStatus::Won];
-        statuses.truncate(rng.random_range(1..=4));
-        facts.extend(statuses.into_iter().map(|status| dispute(payment, &id, status, 100)));
+        let mut statuses = vec![DisputeStatus::Inquiry, DisputeStatus::Closed, DisputeStatus::Opened, DisputeStatus::Lost, DisputeStatus::Won];
+        statuses.truncate(rng.random_range(1..=5));
+        // Each says another amount: that of the latest by meaning stays.
+        facts.extend(statuses.into_iter().zip([70, 80, 90, 100, 110]).map(|(status, amount)| dispute(payment, &id, status, amount)));
     }
     facts
 }
@@ -120,8 +124,8 @@ fn refund_order(status: RefundStatus) -> i32 {
 fn dispute_order(status: DisputeStatus) -> i32 {
     match status {
         DisputeStatus::Inquiry => 0,
-        DisputeStatus::Opened => 1,
-        DisputeStatus::Closed => 2,
+        DisputeStatus::Closed => 1,
+        DisputeStatus::Opened => 2,
         DisputeStatus::Lost => 3,
         DisputeStatus::Won => 4,
     }
@@ -154,13 +158,16 @@ fn expected(facts: &[Delivery]) -> Outcome {
             }
             Fact::Dispute { payment, dispute_id, status, money, .. } => {
                 let known = disputes.entry(dispute_id.clone()).or_insert((payment.payment_id.clone(), *status, money.amount_minor));
-                known.1 = *[known.1, *status].iter().max_by_key(|status| dispute_order(**status)).unwrap();
+                if dispute_order(*status) > dispute_order(known.1) {
+                    (known.1, known.2) = (*status, money.amount_minor);
+                }
             }
+            Fact::RefundsReported { .. } => {} // it prompts a look-up, no more
             _ => unreachable!(),
         }
     }
     let waiting = facts.iter().filter(|delivery| match &delivery.fact {
-        Fact::Refund { payment, .. } | Fact::Dispute { payment, .. } => !captured.contains_key(&payment.payment_id),
+        Fact::Refund { payment, .. } | Fact::RefundsReported { payment, .. } | Fact::Dispute { payment, .. } => !captured.contains_key(&payment.payment_id),
         _ => false,
     });
     let waiting = i64::try_from(waiting.count()).unwrap();

@@ -250,3 +250,65 @@ async fn captured_and_cancelled_news_of_one_payment_in_the_same_millisecond_end_
         assert_eq!((status(&pool, id).await.as_str(), disposition(&pool, &payment).await.0.as_str()), ("paid", "captured"));
     }
 }
+
+#[tokio::test]
+async fn a_surplus_and_a_refund_of_the_whole_together_never_exceed_what_was_captured() {
+    let pool = Stage::with_schema().await.pool();
+    let id = order(&pool).await;
+    let captured = |amount| delivery(News::Captured, Some(OrderKey::Id(OrderId(id))), "pi_1", amount, "EUR");
+    outcomes(&pool, &[captured(1099), captured(1500)]).await;
+    ask(&pool, &asked(id, 1500)).await.unwrap();
+    let surplus = NewRefund { payment_id: Some("pi_1".into()), amount_minor: None, origin: "mismatch", ..asked(id, 0) };
+    assert!(matches!(ask(&pool, &surplus).await, Err(RefundRefused::TooMuch { left: 0, .. })));
+}
+
+#[tokio::test]
+async fn a_surplus_is_said_once_whichever_of_its_captures_came_first() {
+    let pool = Stage::with_schema().await.pool();
+    for (n, amounts) in [[1099, 1500], [1500, 1099]].into_iter().enumerate() {
+        let id = order(&pool).await;
+        for amount in amounts {
+            outcomes(&pool, &[delivery(News::Captured, Some(OrderKey::Id(OrderId(id))), &format!("pi_{n}"), amount, "EUR")]).await;
+        }
+        let said: i64 = sqlx::query_scalar("SELECT count(*) FROM outbox WHERE order_id = $1 AND payload ->> 'reason' = 'captured_more'")
+            .bind(id)
+            .fetch_one(&pool)
+            .await
+            .unwrap();
+        assert_eq!((said, status(&pool, id).await.as_str()), (1, "paid"), "{amounts:?}");
+    }
+    book(&pool).await;
+    assert_eq!(differing(&pool).await, 0);
+    let unallocated: i64 =
+        sqlx::query_scalar("SELECT sum(amount_minor)::bigint FROM ledger_lines WHERE account = 'liabilities:unallocated'").fetch_one(&pool).await.unwrap();
+    assert_eq!(unallocated, -2 * 401);
+}
+
+#[tokio::test]
+async fn a_refund_that_we_gave_up_and_its_provider_made_after_all_is_what_its_provider_says() {
+    let pool = Stage::with_schema().await.pool();
+    let id = paid(&pool, "pi_1").await;
+    let ours = ask(&pool, &asked(id, 99)).await.unwrap();
+    let mut tx = pool.begin().await.unwrap();
+    let row = find_refund(&mut tx, ours).await.unwrap().unwrap();
+    counterfoil_settlement::refund_refused(&mut tx, &row, "refused", None).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(rows(&pool, id).await, [("api".into(), 99, "failed".into())]);
+    settled(&pool, &[of_ours("pi_1", "re_1", Some(ours), 99)]).await;
+    assert_eq!((rows(&pool, id).await, status(&pool, id).await.as_str()), (vec![("api".into(), 99, "succeeded".into())], "partially_refunded"));
+    book(&pool).await;
+    assert_eq!(differing(&pool).await, 0);
+}
+
+#[tokio::test]
+async fn each_order_that_claims_a_payment_of_another_is_said() {
+    let pool = Stage::with_schema().await.pool();
+    paid(&pool, "pi_1").await;
+    let (second, third) = (order(&pool).await, order(&pool).await);
+    assert_eq!(outcomes(&pool, &[news(News::Captured, second, "pi_1"), news(News::Captured, third, "pi_1")]).await, [Outcome::Held, Outcome::Held]);
+    for id in [second, third] {
+        assert_eq!((status(&pool, id).await.as_str(), topics(&pool, id).await), ("pending_payment", vec!["payment.held".to_owned()]));
+    }
+    book(&pool).await;
+    assert_eq!(differing(&pool).await, 0);
+}
