@@ -33,7 +33,7 @@ pub(crate) fn router(ingest: Arc<Ingest>) -> Router {
         .route("/orders/{key}/refunds", post(refunds::create))
         .route("/orders/{key}/return", post(returns::take))
         .fallback(|| async {
-            Problem::new(StatusCode::NOT_FOUND, "nothing is here: see POST /webhooks/{provider}, POST /orders, GET /orders/{id or reference}")
+            Problem::new(StatusCode::NOT_FOUND, "nothing is here: see POST /webhooks/{provider}, POST /orders, GET /orders/{id or reference}, POST /orders/{id}/{cancel,refunds,session,return}")
         })
         .method_not_allowed_fallback(|| async { Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method: see the Allow header") })
         .with_state(ingest)

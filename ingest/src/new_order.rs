@@ -53,7 +53,7 @@ impl Fields<'_> {
             (Some(value), _) => match value.as_i64() {
                 Some(number) if number >= least => return Some(number),
                 Some(_) => self.note(field, format!("must be at least {least}")),
-                None => self.note(field, "must be a whole number of minor units, or a whole count, that fits 64 bits"),
+                None => self.note(field, "must be a whole number that fits 64 bits; amounts are in minor units"),
             },
         }
         None

@@ -168,6 +168,7 @@ ALTER TABLE webhook_events
     -- Deliveries that came more than 24 hours after that.
     ADD COLUMN late_deliveries bigint NOT NULL DEFAULT 0;
 CREATE INDEX webhook_events_by_age ON webhook_events USING brin (received_at);
+CREATE INDEX webhook_events_claims ON webhook_events (received_at) WHERE reason = 'claimed_by_other_order';
 CREATE INDEX webhook_events_to_drive_again ON webhook_events (received_at) WHERE outcome = 'deferred';
 
 -- Housekeeping -------------------------------------------------------------------------------------------------------

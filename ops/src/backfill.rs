@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use counterfoil_payments::{Fact, Provider};
 use counterfoil_providers::{Adapter, Mode};
-use counterfoil_settlement::{Backfilled, Delivery, backfill, known_events};
+use counterfoil_settlement::{Backfilled, Delivery, Outcome, backfill, known_events};
 use sqlx::PgPool;
 use time::OffsetDateTime;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -22,6 +22,8 @@ const BATCH: usize = 64;
 
 /// How often an order that somebody holds is tried again.
 const TRIES: u32 = 5;
+
+const CANNOT_BE_READ: &str = "skipped: cannot be read";
 
 /// Pause between two words about the progress.
 const PROGRESS: Duration = Duration::from_secs(1);
@@ -78,7 +80,9 @@ pub(crate) async fn run(pool: &PgPool, asked: Asked) -> anyhow::Result<()> {
     for (what, count) in &report.counts {
         print(format_args!("{count:>9}  {what}\n"))?;
     }
+    let unread = report.counts.get(CANNOT_BE_READ).copied().unwrap_or(0);
     print(format_args!("{} lines read{}\n", report.lines, if asked.dry_run { "; nothing was changed (--dry-run)" } else { "" }))?;
+    anyhow::ensure!(unread == 0, "{unread} lines cannot be read; everything else was taken");
     Ok(())
 }
 
@@ -94,7 +98,7 @@ fn read(adapter: &dyn Adapter, asked: &Asked, line: &[u8], window: &RangeInclusi
     }
     let reading = adapter.read(&http::HeaderMap::new(), line, asked.mode);
     if let Fact::Unreadable { reason } = &reading.fact {
-        report.count("skipped: cannot be read");
+        report.count(CANNOT_BE_READ);
         let _ = writeln!(std::io::stderr(), "backfill: line {} cannot be read: {reason}", report.lines);
         return None;
     }
@@ -132,7 +136,7 @@ async fn record(pool: &PgPool, asked: &Asked, batch: &mut Vec<Delivery>, report:
         }
         new
     });
-    for tries in 0..=TRIES {
+    for _ in 0..TRIES {
         if deliveries.is_empty() {
             return Ok(());
         }
@@ -145,10 +149,10 @@ async fn record(pool: &PgPool, asked: &Asked, batch: &mut Vec<Delivery>, report:
         }
         let mut left = Vec::new();
         for (delivery, done) in deliveries.into_iter().zip(done) {
-            if done.locked && tries < TRIES {
+            if done == Backfilled::Locked {
                 left.push(delivery);
             } else {
-                say(&delivery, &done, report)?;
+                say(&delivery, done, report)?;
             }
         }
         deliveries = left;
@@ -156,29 +160,45 @@ async fn record(pool: &PgPool, asked: &Asked, batch: &mut Vec<Delivery>, report:
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
+    for delivery in &deliveries {
+        say(delivery, Backfilled::Locked, report)?;
+    }
     Ok(())
 }
 
 /// What it did, or would do, and why.
-fn say(delivery: &Delivery, done: &Backfilled, report: &mut Report) -> anyhow::Result<()> {
+fn say(delivery: &Delivery, done: Backfilled, report: &mut Report) -> anyhow::Result<()> {
     let name = format!("{} {}", delivery.event_type, delivery.event_id);
-    if done.locked {
-        report.count("not recorded: its order is locked; run it again");
-        return Ok(());
-    }
-    report.count(&format!("recorded: {}", done.outcome.name()));
-    match (&delivery.fact, done.paid) {
+    let (outcome, paid) = match done {
+        Backfilled::Recorded { outcome, paid } => (outcome, paid),
+        Backfilled::Known => {
+            report.count("skipped: known already");
+            return Ok(());
+        }
+        Backfilled::Nowhere => {
+            report.count("not recorded: its order or payment is not here; run it again once it is");
+            return Ok(print(format_args!("not recorded, its order or payment is not here: {name}\n"))?);
+        }
+        Backfilled::Locked => {
+            report.count("not recorded: its order is locked by somebody; run it again");
+            return Ok(print(format_args!("not recorded, its order is locked: {name}\n"))?);
+        }
+    };
+    report.count(&format!("recorded: {}", outcome.name()));
+    match (&delivery.fact, paid) {
         (Fact::Payment { payment, money: Some(money), .. }, Some(order)) => {
             report.count("orders marked as paid, without a receipt");
             print(format_args!("order {order} paid by {payment}, {money}: {name}\n"))?;
         }
-        (Fact::Refund { payment, refund_id, money, .. }, _) => {
-            print(format_args!("refund {refund_id} of {payment}, {money}: {name}, {}\n", done.outcome.name()))?
+        (Fact::Payment { payment, money: Some(money), .. }, None) if matches!(outcome, Outcome::Held | Outcome::Extra) => {
+            print(format_args!("{} {payment}, {money}: {name}\n", outcome.name()))?;
         }
+        (Fact::Refund { payment, refund_id, money, .. }, _) => print(format_args!("refund {refund_id} of {payment}, {money}: {name}, {}\n", outcome.name()))?,
         (Fact::Dispute { payment, dispute_id, money, .. }, _) => {
-            print(format_args!("dispute {dispute_id} of {payment}, {money}: {name}, {}\n", done.outcome.name()))?
+            print(format_args!("dispute {dispute_id} of {payment}, {money}: {name}, {}\n", outcome.name()))?
         }
-        _ => {}
+        (Fact::Ignored { reason }, _) => print(format_args!("ignored, {reason}: {name}\n"))?,
+        (Fact::Payment { .. } | Fact::RefundsReported { .. } | Fact::Unreadable { .. }, _) => {}
     }
     Ok(())
 }

@@ -43,7 +43,13 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     match settings.command {
         Command::Trail { id } => {
             let pool = pool(url, 1, true)?;
-            let trail = trail(&mut *pool.acquire().await?, &id).await?;
+            let mut connection = pool.acquire().await?;
+            let trail = trail(&mut connection, &id).await?;
+            let waiting = counterfoil_settlement::waiting_for_order(&mut connection, &id).await?;
+            anyhow::ensure!(
+                trail.is_some() || waiting == 0,
+                "no order has the reference {id:?} yet, and {waiting} events wait for one: see counterfoil attention"
+            );
             anyhow::ensure!(trail.is_some(), "no order has the id or reference {id:?}, and no payment of ours has this id");
             if let Some(trail) = trail {
                 print(format_args!("{trail}"))?;

@@ -32,6 +32,7 @@ pub(crate) struct Finding {
 
 /// Runs it by hand.
 pub(crate) async fn run(pool: &PgPool, apis: &Apis, asked: Asked) -> anyhow::Result<()> {
+    anyhow::ensure!(!apis.none(), "no provider has an API key: set COUNTERFOIL_STRIPE_API_KEY, _RAZORPAY_API_KEY or _SQUARE_API_KEY");
     let due = match &asked.order {
         Some(name) => vec![one(pool, name, asked.dry_run).await?],
         None => {
@@ -48,6 +49,13 @@ pub(crate) async fn run(pool: &PgPool, apis: &Apis, asked: Asked) -> anyhow::Res
     let (mut orders, mut changes) = (0, 0);
     for (order, why) in due {
         let plan = plan_of(&mut *pool.acquire().await?, order, &why).await?;
+        if plan.payments.is_empty() && plan.session.is_none() {
+            print(format_args!(
+                "{order}  {}: there is nothing to ask with, no open payment and no checkout session (POST /orders/{{id}}/session)\n",
+                plan.why
+            ))?;
+            continue;
+        }
         orders += 1;
         for finding in read_order(pool, apis, &plan, asked.dry_run).await? {
             changes += usize::from(finding.changed);

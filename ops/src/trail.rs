@@ -62,7 +62,9 @@ impl fmt::Display for Trail {
         writeln!(f, "         made {}{}", order.created_at, order.paid_at.as_ref().map(|at| format!(", paid {at}")).unwrap_or_default())?;
         for seen in &self.deliveries {
             let times = if seen.deliveries == 1 { String::new() } else { format!(" × {} deliveries", seen.deliveries) };
-            writeln!(f, "delivery {}  {} {} {}{times}: {}", seen.received_at, seen.provider, seen.event_type, seen.event_id, seen.outcome)?;
+            let late = if seen.late_deliveries == 0 { String::new() } else { format!(", {} of them late", seen.late_deliveries) };
+            let why = seen.reason.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+            writeln!(f, "delivery {}  {} {} {}{times}{late}: {}{why}", seen.received_at, seen.provider, seen.event_type, seen.event_id, seen.outcome)?;
         }
         for payment in &self.payments {
             let amount = payment.amount_minor.map(|amount| format!("{amount} {}", payment.currency.as_deref().unwrap_or_default())).unwrap_or_default();
@@ -97,6 +99,11 @@ impl fmt::Display for Trail {
 
 impl Trail {
     fn fmt_event(&self, f: &mut fmt::Formatter<'_>, event: &Published) -> fmt::Result {
+        let withheld = event.published_at.is_some() && event.last_error.is_some();
+        if withheld {
+            writeln!(f, "event    {}  {} {}  {}", instant(event.created_at), event.topic, event.event_id, event.last_error.as_deref().unwrap_or_default())?;
+            return writeln!(f, "effect   not expected (backfill)");
+        }
         let state = event
             .published_at
             .map_or_else(|| format!("not published: {}", event.last_error.as_deref().unwrap_or("waiting")), |at| format!("published {}", instant(at)));

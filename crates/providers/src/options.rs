@@ -41,6 +41,12 @@ impl std::fmt::Debug for ApiOptions {
 pub struct Apis(Vec<Api>);
 
 impl Apis {
+    /// Whether no provider can be asked.
+    #[must_use]
+    pub fn none(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// A provider's API, if there is a key for it.
     #[must_use]
     pub fn of(&self, provider: Provider) -> Option<&Api> {

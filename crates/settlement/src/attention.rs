@@ -6,7 +6,7 @@ use time::OffsetDateTime;
 /// One thing that waits for a person, or for something else to happen.
 #[derive(Debug, Clone)]
 pub struct Attention {
-    /// `waiting`, `held`, `extra`, `refund`, `key`, `failed` or `disputed`.
+    /// `waiting`, `held`, `extra`, `claimed`, `refund`, `overpaid`, `key`, `failed` or `disputed`.
     pub kind: String,
     /// What it is: a payment, an event, a refund, a key.
     pub what: String,
@@ -53,6 +53,16 @@ pub async fn attention(connection: &mut PgConnection, limit: i64) -> sqlx::Resul
             FROM refunds r JOIN orders o ON o.id = r.order_id
             WHERE (r.status IN ('requested', 'pending') AND (r.held_reason IS NOT NULL OR r.created_at < now() - interval '1 hour'))
                OR (r.status = 'failed' AND r.updated_at > now() - interval '30 days')
+            UNION ALL
+            SELECT 'claimed', provider || ' ' || event_type || ' ' || event_id, NULL, NULL, NULL, 'its payment belongs to another order: see the trail', received_at
+            FROM webhook_events WHERE reason = 'claimed_by_other_order' AND received_at > now() - interval '30 days'
+            UNION ALL
+            SELECT 'overpaid', p.provider || ' ' || p.payment_id, o.reference, m.back - p.amount_minor, p.currency, 'more went back, or was charged back, than was captured', p.updated_at
+            FROM payments p JOIN orders o ON o.id = p.order_id CROSS JOIN LATERAL (SELECT
+                COALESCE((SELECT sum(r.amount_minor) FROM refunds r WHERE r.provider = p.provider AND r.account = p.account AND r.payment_id = p.payment_id AND r.status = 'succeeded'), 0)::bigint
+                + COALESCE((SELECT sum(d.amount_minor) FROM disputes d WHERE d.provider = p.provider AND d.account = p.account AND d.payment_id = p.payment_id AND d.status IN ('opened', 'lost')), 0)::bigint AS back) m
+            WHERE p.status = 'captured' AND m.back > p.amount_minor
+              AND (p.provider, p.account, p.payment_id) IN (SELECT provider, account, payment_id FROM refunds UNION SELECT provider, account, payment_id FROM disputes)
             UNION ALL
             SELECT 'key', scope || ' ' || key, NULL, NULL, NULL, 'in progress since', created_at FROM idempotency_keys
             WHERE status = 'in_progress' AND created_at < now() - interval '1 minute'

@@ -5,21 +5,25 @@ use counterfoil_payments::{Fact, PaymentKey, Topic};
 use sqlx::{PgConnection, PgTransaction};
 
 use crate::delivery::{Delivery, Outcome, Settled, Verdict};
-use crate::events::{self, Note};
-use crate::rounds;
+use crate::events;
 use crate::settle::settle;
 
 /// What became of one past event.
-#[derive(Debug, Clone)]
-pub struct Backfilled {
-    /// What is stored about it.
-    pub outcome: Outcome,
-    /// Whether it was known before.
-    pub known: bool,
-    /// The order that it marked as paid.
-    pub paid: Option<uuid::Uuid>,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backfilled {
+    /// It is recorded.
+    Recorded {
+        /// What is stored about it.
+        outcome: Outcome,
+        /// The order that it marked as paid.
+        paid: Option<uuid::Uuid>,
+    },
+    /// It was recorded before.
+    Known,
+    /// Its order or payment is not here: it is not recorded, so that it counts once that is here.
+    Nowhere,
     /// Its order's row is locked by somebody: try it again.
-    pub locked: bool,
+    Locked,
 }
 
 /// Which of these events are stored already, by account and event id.
@@ -41,31 +45,25 @@ pub async fn known_events(connection: &mut PgConnection, provider: &str, events:
 
 /// Records a batch of past events by the same settlement as live ones, and takes back what it would announce: captures are
 /// marked as recorded by backfill, their outbox rows as not to be sent, and they stay out of the books. Refunds and disputes
-/// of payments that live in our books are announced as usual. An event whose order is not here is stored as ignored.
+/// of payments that live in our books are announced as usual. An event whose order is not here is not recorded.
 ///
 /// # Errors
 /// When the database fails.
 pub async fn backfill(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::Result<Vec<Backfilled>> {
-    let mut verdicts = settle(tx, batch).await?;
-    for (delivery, verdict) in batch.iter().zip(&mut verdicts) {
-        if let Verdict::Settled(settled) = verdict
-            && settled.outcome == Outcome::Waiting
-        {
-            settled.outcome = Outcome::Ignored; // its capture is older than what is recorded here
-            events::ignore_waiting(tx, delivery, "recorded by backfill: its payment is not here").await?;
+    let verdicts = settle(tx, batch).await?;
+    for (delivery, verdict) in batch.iter().zip(&verdicts) {
+        if matches!(verdict, Verdict::Settled(Settled { outcome: Outcome::Waiting, duplicate: false, .. })) {
+            events::forget(tx, delivery).await?; // its capture is older than what is recorded here
         }
     }
-    let items = rounds::fold(batch);
-    let nowhere: Vec<_> = items.iter().filter(|item| matches!(verdicts[item.positions[0]], Verdict::NoOrder(_))).collect();
-    let note = || Note { outcome: Outcome::Ignored, reason: Some("recorded by backfill: no order of this name is here"), waits_for: None };
-    events::store(tx, &nowhere.iter().map(|item| (*item, note())).collect::<Vec<_>>()).await?;
     keep_quiet(tx, batch).await?;
     Ok(verdicts
         .into_iter()
         .map(|verdict| match verdict {
-            Verdict::Settled(Settled { outcome, duplicate, paid, .. }) => Backfilled { outcome, known: duplicate, paid, locked: false },
-            Verdict::NoOrder(_) => Backfilled { outcome: Outcome::Ignored, known: false, paid: None, locked: false },
-            Verdict::Locked(_) => Backfilled { outcome: Outcome::Waiting, known: false, paid: None, locked: true },
+            Verdict::Settled(Settled { outcome: Outcome::Waiting, .. }) | Verdict::NoOrder(_) => Backfilled::Nowhere,
+            Verdict::Settled(Settled { duplicate: true, .. }) => Backfilled::Known,
+            Verdict::Settled(Settled { outcome, paid, .. }) => Backfilled::Recorded { outcome, paid },
+            Verdict::Locked(_) => Backfilled::Locked,
         })
         .collect())
 }

@@ -160,15 +160,13 @@ pub(crate) async fn fail_stored(tx: &mut PgTransaction<'_>, provider: &str, acco
     Ok(())
 }
 
-/// Gives up on an event that waits: what it waits for will not come.
-pub(crate) async fn ignore_waiting(tx: &mut PgTransaction<'_>, delivery: &Delivery, reason: &str) -> sqlx::Result<()> {
+/// Takes back an event that this transaction has stored as waiting: its rows carry its own `now()`.
+pub(crate) async fn forget(tx: &mut PgTransaction<'_>, delivery: &Delivery) -> sqlx::Result<()> {
     sqlx::query!(
-        "UPDATE webhook_events SET outcome = 'ignored', waits_for = NULL, reason = $4, processed_at = now()
-         WHERE provider = $1 AND account = $2 AND event_id = $3 AND outcome = 'waiting'",
+        "DELETE FROM webhook_events WHERE provider = $1 AND account = $2 AND event_id = $3 AND outcome = 'waiting' AND received_at = now()",
         delivery.provider.name(),
         delivery.account,
         delivery.event_id,
-        reason,
     )
     .execute(&mut **tx)
     .await?;

@@ -41,5 +41,5 @@ pub use orders::{
 pub use reads::{ReadPlan, claim_due_reads, claim_read, plan_of, read_failed};
 pub use refunding::{NewRefund, RefundRefused, Sending, begin_call, hold_payment, hold_refund, refund_answered, refund_refused, request_refund};
 pub use refunds::{Refund, find as find_refund, refunds_of};
-pub use seen::{Seen, deliveries_of_order};
+pub use seen::{Seen, deliveries_of_order, waiting_for_order};
 pub use settle::{lock_orders, settle, settle_or_wait};

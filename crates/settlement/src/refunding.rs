@@ -35,7 +35,7 @@ pub enum RefundRefused {
     #[error("no order has this id")]
     NoOrder,
     /// Nothing was captured that could go back.
-    #[error("the order has no captured payment of this id: nothing can go back")]
+    #[error("nothing can go back: the order is not paid, or has no captured payment of this id; name a payment that is held or extra by payment_id")]
     NoPayment,
     /// The bank has the money, and decides.
     #[error("the payment is disputed: the bank has taken the money, and a refund would pay it back twice")]

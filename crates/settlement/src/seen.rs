@@ -16,8 +16,22 @@ pub struct Seen {
     pub deliveries: i64,
     /// What became of it.
     pub outcome: String,
+    /// Why, where that is worth saying.
+    pub reason: Option<String>,
+    /// Deliveries that came more than 24 hours after the event was made.
+    pub late_deliveries: i64,
     /// First arrival, RFC 3339.
     pub received_at: String,
+}
+
+/// How many events wait for an order of this name.
+///
+/// # Errors
+/// When the database fails.
+pub async fn waiting_for_order(connection: &mut PgConnection, name: &str) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(r#"SELECT count(*) AS "count!" FROM webhook_events WHERE outcome = 'waiting' AND waits_for = 'order:' || $1"#, name)
+        .fetch_one(connection)
+        .await
 }
 
 /// The stored events whose body names the order or one of its payments. A search over recent events, for people.
@@ -29,7 +43,7 @@ pub async fn deliveries_of_order(connection: &mut PgConnection, order_id: Uuid) 
         Seen,
         r#"WITH names AS (
             SELECT id::text AS name FROM orders WHERE id = $1 UNION SELECT reference FROM orders WHERE id = $1 UNION SELECT payment_id FROM payments WHERE order_id = $1)
-        SELECT provider, event_type, event_id, deliveries, outcome,
+        SELECT provider, event_type, event_id, deliveries, outcome, reason, late_deliveries,
             to_char(received_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "received_at!"
         FROM webhook_events w WHERE received_at > now() - interval '7 days'
             AND EXISTS (SELECT FROM names WHERE position(convert_to(name, 'UTF8') IN w.body) > 0)

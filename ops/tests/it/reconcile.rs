@@ -66,8 +66,14 @@ async fn a_provider_that_is_away_or_not_configured_is_said_and_put_off() {
     let (code, said) = away.counterfoil(&["reconcile", "--pending-for", "0s"]).await;
     assert!(code == Some(0) && said.contains("stripe cannot be reached"), "{said}");
     assert_eq!(stage.count("SELECT count(*) FROM provider_reads WHERE last_error LIKE 'stripe cannot%' AND next_read_at > now()").await, 1);
-    let (_, said) = Fleet::on(&stage).counterfoil(&["reconcile", "--order", &order, "--dry-run"]).await;
+    let (code, said) = Fleet::on(&stage).counterfoil(&["reconcile", "--order", &order, "--dry-run"]).await;
+    assert!(code == Some(1) && said.contains("COUNTERFOIL_STRIPE_API_KEY"), "{said}");
+    let other = Fleet::on(&stage).with("COUNTERFOIL_SQUARE_API_KEY", "k");
+    let (_, said) = other.counterfoil(&["reconcile", "--order", &order, "--dry-run"]).await;
     assert!(said.contains("COUNTERFOIL_STRIPE_API_KEY is not set"), "{said}");
+    let bare = shop.order().await;
+    let (_, said) = away.counterfoil(&["reconcile", "--order", &bare, "--dry-run"]).await;
+    assert!(said.contains("nothing to ask with"), "{said}");
     let (code, said) = away.counterfoil(&["reconcile", "--order", "nothing"]).await;
     assert!(code == Some(1) && said.contains("nothing"), "{said}");
 }

@@ -218,11 +218,17 @@ impl Simulator {
             state.keys.insert(name.clone(), Key::Running);
             fault
         };
-        if let Some(Fault::Hold(time)) = &fault {
-            tokio::time::sleep(*time).await;
-        }
-        let (status, body) = self.make(&asked, show);
-        self.state.lock().unwrap().keys.insert(name, Key::Answered { asked: what, status, body: body.clone() });
+        // In a task of its own: a provider goes on when its client has given up.
+        let (simulator, held) = (self.clone(), fault.clone());
+        let work = tokio::spawn(async move {
+            if let Some(Fault::Hold(time)) = held {
+                tokio::time::sleep(time).await;
+            }
+            let (status, body) = simulator.make(&asked, show);
+            simulator.state.lock().unwrap().keys.insert(name, Key::Answered { asked: what, status, body: body.clone() });
+            (status, body)
+        });
+        let (status, body) = work.await.unwrap();
         match fault {
             Some(Fault::AnswerAfter(status)) => problem(status, "simulated"),
             // Dropping the connection: a body that breaks off at once.
