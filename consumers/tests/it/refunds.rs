@@ -167,7 +167,7 @@ async fn an_extra_payment_goes_back_only_after_both_were_read_and_found_captured
         bench.stage.put_events("refunds", &[event.clone(), event.clone()]).await;
         bench.done(&event).await;
         let made: Vec<_> = bench.simulator.refunds().into_iter().filter(|refund| refund.payment == format!("pi_second_{order}")).collect();
-        let reason: Option<String> = sqlx::query_scalar("SELECT held_reason FROM payments WHERE payment_id = $1")
+        let reason: Option<String> = sqlx::query_scalar("SELECT hold_note FROM payments WHERE payment_id = $1")
             .bind(format!("pi_second_{order}"))
             .fetch_one(&bench.stage.pool())
             .await

@@ -131,6 +131,17 @@ fn dispute_order(status: DisputeStatus) -> i32 {
     }
 }
 
+fn order_status(paid: bool, standing: i64, failed_final: bool, pending: bool) -> &'static str {
+    match (paid, standing) {
+        (true, standing) if standing >= PRICE => "paid",
+        (true, standing) if standing > 0 => "partially_refunded",
+        (true, _) => "refunded",
+        (false, _) if failed_final => "failed_final",
+        (false, _) if pending => "payment_pending",
+        (false, _) => "pending_payment",
+    }
+}
+
 /// The model: sorts the facts by meaning and folds them once. It shares no code with settlement.
 fn expected(facts: &[Delivery]) -> Outcome {
     let mut ranks: BTreeMap<String, (i32, &str)> = BTreeMap::new();
@@ -177,14 +188,7 @@ fn expected(facts: &[Delivery]) -> Outcome {
     let euros: i64 = captured.values().filter(|money| money.currency.code() == "EUR").map(|money| money.amount_minor).sum();
     let back: i64 = refunds.values().filter(|(_, status, _)| *status == RefundStatus::Succeeded).map(|(.., amount)| *amount).sum();
     let away: i64 = disputes.values().filter(|(_, status, _)| matches!(status, DisputeStatus::Opened | DisputeStatus::Lost)).map(|(.., amount)| *amount).sum();
-    let status = match (paid, euros - back) {
-        (true, standing) if standing >= PRICE => "paid",
-        (true, standing) if standing > 0 => "partially_refunded",
-        (true, _) => "refunded",
-        (false, _) if failed_final => "failed_final",
-        (false, _) if pending => "payment_pending",
-        (false, _) => "pending_payment",
-    };
+    let status = order_status(paid, euros - back, failed_final, pending);
     let mut receivable_minor = BTreeMap::from([("EUR".to_owned(), euros - back - away)]);
     for money in captured.values().filter(|money| money.currency.code() != "EUR") {
         *receivable_minor.entry(money.currency.to_string()).or_default() += money.amount_minor;
