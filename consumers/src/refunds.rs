@@ -8,7 +8,7 @@ use counterfoil_providers::Apis;
 use counterfoil_providers::api::{Api, CallError, RefundCall};
 use counterfoil_settlement::{
     NewRefund, Order, Refund, RefundRefused, Sending, begin_call, find_id, find_refund, hold_payment, hold_refund, payments_of, refund_answered,
-    refund_refused, request_refund,
+    refund_refused, refunds_of, request_refund,
 };
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
@@ -143,6 +143,10 @@ impl Refunds {
             let first = first.key().map_err(|error| database(&error))?;
             if first == payment {
                 return Ok(Err("it is the payment that paid the order".into()));
+            }
+            let going = refunds_of(&mut connection, order.id).await.map_err(|error| database(&error))?;
+            if going.iter().any(|refund| refund.payment_id == first.payment_id && refund.provider == first.provider.name() && refund.status != "failed") {
+                return Ok(Err("the payment that paid the order is going back itself".into()));
             }
             to_read.push(first);
         }

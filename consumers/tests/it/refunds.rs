@@ -153,17 +153,25 @@ async fn an_extra_payment_goes_back_only_after_both_were_read_and_found_captured
     let bench = Bench::of("refunds").await;
     let _consumer = bench.start().ready().await;
     type Spoil = fn(&Bench, Uuid);
-    let table: [(&str, Spoil, &str); 6] = [
+    let table: [(&str, Spoil, &str); 7] = [
         ("all is well", |_, _| {}, ""),
         ("the first is not captured", |bench, order| spoil(bench, order, "first", |payment| payment.status = "authorised".into()), "not captured"),
         ("the second is not captured", |bench, order| spoil(bench, order, "second", |payment| payment.status = "failed".into()), "not captured"),
         ("the first is another order's", |bench, order| spoil(bench, order, "first", |payment| payment.order = Some("other".into())), "not say that"),
         ("the second names none", |bench, order| spoil(bench, order, "second", |payment| payment.order = None), "not say that"),
+        ("the first is about to go back", |_, _| {}, "going back itself"),
         ("the first went back", |bench, order| drop(bench.simulator.refund_by_hand("stripe", &format!("pi_first_{order}"), 5)), "gone back already"),
     ];
     for (what, spoil, held) in table {
         let (order, event) = twice_paid(&bench).await;
         spoil(&bench, order);
+        if held == "going back itself" {
+            let row = format!(
+                "INSERT INTO refunds (id, order_id, provider, account, payment_id, origin, status, amount_minor, currency, source, provider_key)
+                VALUES (gen_random_uuid(), '{order}', 'stripe', '', 'pi_first_{order}', 'api', 'requested', 5, 'EUR', 'sales', 'k{order}')"
+            );
+            bench.stage.execute(&row).await;
+        }
         bench.stage.put_events("refunds", &[event.clone(), event.clone()]).await;
         bench.done(&event).await;
         let made: Vec<_> = bench.simulator.refunds().into_iter().filter(|refund| refund.payment == format!("pi_second_{order}")).collect();

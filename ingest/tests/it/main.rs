@@ -1,8 +1,8 @@
 //! Ingest as a real process, over real sockets.
 
+mod announcements;
 mod answers;
 mod durability;
-mod event_types;
 mod orders;
 mod process;
 mod refunds;

@@ -42,16 +42,16 @@ async fn an_unroutable_row_stays_uses_no_attempt_and_goes_out_by_itself_once_the
     let stage = Stage::new().await;
     let (pool, link) = (stage.pool(), link(&stage).await);
     let channel = link.channel().await.unwrap();
-    channel.queue_unbind("counterfoil.ledger".into(), EVENTS.into(), "payment.extra".into(), FieldTable::default()).await.unwrap();
-    rows(&pool, "payment.extra", 3).await;
+    channel.queue_unbind("counterfoil.ledger".into(), EVENTS.into(), "order.disputed".into(), FieldTable::default()).await.unwrap();
+    rows(&pool, "order.disputed", 3).await;
     rows(&pool, "order.paid", 3).await;
     let drainer = drainer(&pool, 256);
     assert_eq!(step(&drainer, &link).await, Drained { claimed: 6, confirmed: 3, returned: 3, ..Drained::default() });
     let (attempts, deferrals, why): (i64, i64, String) =
-        sqlx::query_as("SELECT sum(attempts), sum(deferrals), min(last_error) FROM outbox WHERE topic = 'payment.extra'").fetch_one(&pool).await.unwrap();
+        sqlx::query_as("SELECT sum(attempts), sum(deferrals), min(last_error) FROM outbox WHERE topic = 'order.disputed'").fetch_one(&pool).await.unwrap();
     assert_eq!((attempts, deferrals), (0, 3));
     assert!(why.contains("no queue is bound"), "{why}");
-    channel.queue_bind("counterfoil.ledger".into(), EVENTS.into(), "payment.extra".into(), QueueBindOptions::default(), FieldTable::default()).await.unwrap();
+    channel.queue_bind("counterfoil.ledger".into(), EVENTS.into(), "order.disputed".into(), QueueBindOptions::default(), FieldTable::default()).await.unwrap();
     counterfoil_tests::until("they go out", 10, 3, async || step(&drainer, &link).await.confirmed).await;
     assert_eq!(states(&pool).await, (0, 0, 6));
 }
