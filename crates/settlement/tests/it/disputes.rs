@@ -19,9 +19,14 @@ async fn ask(pool: &PgPool, order_id: Uuid, amount: i64) -> Result<(), RefundRef
     let id = Uuid::new_v4();
     let new =
         NewRefund { id, order_id, payment_id: None, amount_minor: Some(amount), origin: "api", reason: None, provider_key: id.to_string(), made_by: None };
-    request_refund(&mut tx, &new, None).await?;
-    tx.commit().await.unwrap();
-    Ok(())
+    let made = request_refund(&mut tx, &new, None).await.map(|_| ());
+    // Awaited either way: a transaction that is only dropped keeps its locks for a moment.
+    if made.is_ok() {
+        tx.commit().await.unwrap()
+    } else {
+        tx.rollback().await.unwrap()
+    }
+    made
 }
 
 async fn booked(pool: &PgPool, account: &str) -> i64 {

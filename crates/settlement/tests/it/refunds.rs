@@ -25,9 +25,14 @@ fn asked(order_id: Uuid, amount_minor: i64) -> NewRefund {
 
 async fn ask(pool: &PgPool, new: &NewRefund) -> Result<Uuid, RefundRefused> {
     let mut tx = pool.begin().await.unwrap();
-    let made = request_refund(&mut tx, new, None).await?;
-    tx.commit().await.unwrap();
-    Ok(made.id)
+    let made = request_refund(&mut tx, new, None).await.map(|made| made.id);
+    // Awaited either way: a transaction that is only dropped keeps its locks for a moment.
+    if made.is_ok() {
+        tx.commit().await.unwrap()
+    } else {
+        tx.rollback().await.unwrap()
+    }
+    made
 }
 
 async fn paid(pool: &PgPool, payment: &str) -> Uuid {
