@@ -9,6 +9,7 @@ use uuid::Uuid;
 use crate::delivery::{Delivery, Outcome};
 use crate::orders;
 use crate::statement::headers;
+use crate::stored::parsed;
 
 /// A payment that belongs to another order.
 pub(crate) const CLAIMED: &str = "claimed_by_other_order";
@@ -124,7 +125,7 @@ pub(crate) async fn now_extra(tx: &mut PgTransaction<'_>, order: Uuid) -> sqlx::
     .fetch_all(&mut **tx)
     .await?;
     for row in rows {
-        let provider = row.provider.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+        let provider = parsed(&row.provider)?;
         let payment = PaymentKey { provider, account: row.account, payment_id: row.payment_id };
         let amount_minor = row.amount_minor;
         let aside =

@@ -5,6 +5,7 @@ use sqlx::PgTransaction;
 
 use crate::delivery::{Delivery, Outcome, Verdict};
 use crate::rounds::Item;
+use crate::stored::parsed;
 
 /// Why an event that touches no order is stored.
 pub(crate) struct Note<'a> {
@@ -119,7 +120,7 @@ impl Waiting {
     pub(crate) fn delivery(&self) -> sqlx::Result<Delivery> {
         let stored: StoredFact = serde_json::from_value(self.fact.clone()).map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
         Ok(Delivery {
-            provider: self.provider.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
+            provider: parsed(&self.provider)?,
             account: self.account.clone(),
             event_id: self.event_id.clone(),
             provider_event_id: self.provider_event_id.clone(),

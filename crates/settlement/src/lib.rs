@@ -26,6 +26,7 @@ mod rounds;
 mod seen;
 mod settle;
 mod statement;
+mod stored;
 
 pub use attention::{Attention, attention};
 pub use backfill::{Backfilled, backfill, known_events};

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use crate::disputes::{self, Dispute};
 use crate::refunds::{self, Refund};
 use crate::settle;
+use crate::stored::parsed;
 
 /// An order to make. Everything in it has been proven by the caller.
 #[derive(Debug, Clone)]
@@ -102,7 +103,7 @@ impl Payment {
     /// # Errors
     /// When the row names a provider that this release does not know.
     pub fn key(&self) -> sqlx::Result<PaymentKey> {
-        let provider = self.provider.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+        let provider = parsed(&self.provider)?;
         Ok(PaymentKey { provider, account: self.account.clone(), payment_id: self.payment_id.clone() })
     }
 }
@@ -300,7 +301,7 @@ pub async fn session_of(connection: &mut PgConnection, order: Uuid) -> sqlx::Res
         order
     );
     let Some(row) = row.fetch_optional(connection).await? else { return Ok(None) };
-    let provider = row.provider.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+    let provider = parsed(&row.provider)?;
     Ok(Some(PaymentKey { provider, account: row.account, payment_id: row.id }))
 }
 
@@ -351,8 +352,8 @@ pub(crate) async fn learn_contact(tx: &mut PgTransaction<'_>, order: Uuid, conta
     let (Some(paid_at), Some(provider), Some(account), Some(payment_id)) = (row.paid_at, row.paid_provider, row.paid_account, row.paid_payment_id) else {
         return Ok(None);
     };
-    let currency = row.currency.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
-    let provider = provider.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+    let currency = parsed(&row.currency)?;
+    let provider = parsed(&provider)?;
     Ok(Some(OrderData {
         order_id: OrderId(order),
         reference: row.reference,

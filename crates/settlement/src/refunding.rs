@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use crate::moneyback;
 use crate::refunds::{self, News, Refund};
+use crate::stored::parsed;
 
 /// A refund that we ask for.
 #[derive(Debug, Clone)]
@@ -233,7 +234,7 @@ pub async fn refund_answered(tx: &mut PgTransaction<'_>, refund: &Refund, refund
     sqlx::query!("SELECT id FROM orders WHERE id = $1 FOR NO KEY UPDATE", refund.order_id).fetch_all(&mut **tx).await?;
     let payment = refund.payment()?;
     let Some(known) = moneyback::captured(tx, &payment).await? else { return Ok(()) };
-    let currency: Currency = refund.currency.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+    let currency: Currency = parsed(&refund.currency)?;
     let news = News { payment: &payment, refund_id, status, money: Money::new(refund.amount_minor, currency), ours: Some(refund.id) };
     refunds::learn(tx, &known, &news, trace).await?;
     Ok(())

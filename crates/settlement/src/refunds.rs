@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::moneyback::Captured;
 use crate::orders;
 use crate::statement::headers;
+use crate::stored::parsed;
 
 /// What a provider says of a refund.
 #[derive(Debug)]
@@ -76,7 +77,7 @@ impl Refund {
     /// # Errors
     /// When the row names a provider that this release does not know.
     pub fn payment(&self) -> sqlx::Result<PaymentKey> {
-        let provider = self.provider.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+        let provider = parsed(&self.provider)?;
         Ok(PaymentKey { provider, account: self.account.clone(), payment_id: self.payment_id.clone() })
     }
 }
