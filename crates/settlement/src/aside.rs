@@ -39,7 +39,7 @@ struct Aside {
 async fn place(tx: &mut PgTransaction<'_>, payment: &PaymentKey, money: &Money, disposition: Disposition, reason: &str) -> sqlx::Result<Aside> {
     sqlx::query_as!(
         Aside,
-        r#"WITH old AS (SELECT status, disposition, settled_minor, before_minor, before_settled_minor FROM payments
+        r#"WITH old AS (SELECT disposition FROM payments
             WHERE provider = $1 AND account = $2 AND payment_id = $3 FOR NO KEY UPDATE)
            UPDATE payments p SET status = 'captured', amount_minor = CASE WHEN p.status = 'captured' THEN p.amount_minor ELSE $4 END,
                currency = CASE WHEN p.status = 'captured' THEN p.currency ELSE $5 END, updated_at = now(),

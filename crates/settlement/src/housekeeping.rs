@@ -15,7 +15,7 @@ use crate::{aside, orders, refunds, settle};
 /// # Errors
 /// When the database fails.
 pub async fn drive_waiting(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Result<usize> {
-    let names = sqlx::query_scalar!(
+    let mut names = sqlx::query_scalar!(
         r#"WITH waiting AS (SELECT DISTINCT waits_for AS name FROM webhook_events WHERE outcome = 'waiting')
         SELECT w.name AS "name!" FROM waiting w WHERE
             (w.name LIKE 'order:%' AND (EXISTS (SELECT FROM orders o WHERE o.reference = substr(w.name, 7))
@@ -28,7 +28,6 @@ pub async fn drive_waiting(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Resu
     )
     .fetch_all(&mut **tx)
     .await?;
-    let mut names = names;
     names.sort();
     settle::lock_names(tx, &names).await?;
     let driven = settle::settle_waiting(tx, &names).await?;

@@ -96,8 +96,8 @@ async fn refundable(tx: &mut PgTransaction<'_>, order: Uuid, payment_id: Option<
     .await
 }
 
-/// Asks for a refund: its row, and `refund.requested`. A refund of the same id or key is made once; the second call gets
-/// the first one's row.
+/// Asks for a refund: its row, and `refund.requested` where the API asks. A refund of the same id or key is made once; the
+/// same call again gets the first one's row, another call is refused.
 ///
 /// # Errors
 /// Why it is not made.

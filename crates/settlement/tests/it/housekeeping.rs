@@ -165,3 +165,17 @@ async fn an_event_that_an_earlier_release_deferred_is_acted_on_by_this_one_once(
     let verdict = settled(&pool, &[event]).await.remove(0);
     assert_eq!(outcome(&verdict), Outcome::Applied, "a redelivery is a copy of what was applied");
 }
+
+#[tokio::test]
+async fn a_refund_whose_payment_never_came_is_given_up_after_its_time_and_money_that_waits_for_its_order_never() {
+    let stage = Stage::with_schema().await;
+    let pool = stage.pool();
+    let money = delivery(News::Captured, OrderKey::read("later"), "pi_1", 1099, "EUR");
+    settled_or_waiting(&pool, &money).await;
+    assert_eq!(outcomes(&pool, &[refund("pi_foreign", "re_1", RefundStatus::Succeeded, 99)]).await, [Outcome::Waiting]);
+    let mut connection = pool.acquire().await.unwrap();
+    assert_eq!(housekeeping::give_up_foreign(&mut connection, 86_400).await.unwrap(), 0);
+    stage.execute("UPDATE webhook_events SET received_at = now() - interval '1 year'").await;
+    assert_eq!(housekeeping::give_up_foreign(&mut connection, 86_400).await.unwrap(), 1);
+    assert_eq!(stage.count("SELECT count(*) FROM webhook_events WHERE outcome = 'waiting' AND waits_for = 'order:later'").await, 1);
+}

@@ -314,6 +314,22 @@ async fn each_order_that_claims_a_payment_of_another_is_said() {
     for id in [second, third] {
         assert_eq!((status(&pool, id).await.as_str(), topics(&pool, id).await), ("pending_payment", vec!["payment.held".to_owned()]));
     }
+    let seen = counterfoil_settlement::attention(&mut pool.acquire().await.unwrap(), 10).await.unwrap();
+    assert_eq!(seen.iter().filter(|entry| entry.kind == "claimed").count(), 2, "{seen:?}");
     book(&pool).await;
     assert_eq!(differing(&pool).await, 0);
+}
+
+#[tokio::test]
+async fn more_gone_than_was_captured_is_listed_with_the_difference_whoever_sent_it_back() {
+    let pool = Stage::with_schema().await.pool();
+    paid(&pool, "pi_1").await;
+    outcomes(&pool, &[refund("pi_1", "re_1", RefundStatus::Succeeded, 1000)]).await;
+    let overpaid = async || {
+        let seen = counterfoil_settlement::attention(&mut pool.acquire().await.unwrap(), 10).await.unwrap();
+        seen.iter().filter(|entry| entry.kind == "overpaid").map(|entry| entry.amount_minor).collect::<Vec<_>>()
+    };
+    assert_eq!(overpaid().await, []);
+    outcomes(&pool, &[crate::support::dispute("pi_1", "dp_1", counterfoil_payments::DisputeStatus::Lost, 500)]).await;
+    assert_eq!(overpaid().await, [Some(401)]);
 }
