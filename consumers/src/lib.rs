@@ -6,6 +6,7 @@ pub mod ledger;
 mod options;
 pub mod refunds;
 pub mod runner;
+pub mod tickets;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +43,11 @@ pub async fn run(settings: Settings, process: Process) -> anyhow::Result<()> {
     let watch = tokio::spawn(postgres::watch(pool.clone(), process.clone()));
     match settings.which {
         Which::Ledger => runner.run(Arc::new(InDatabase::new(ledger::Ledger, pool, settings.prefetch))).await,
-        Which::Email(email) => runner.run(Arc::new(Outside::new(email, pool, settings.concurrency, process.clone()))).await,
+        Which::Tickets => runner.run(Arc::new(InDatabase::new(tickets::Tickets, pool, settings.prefetch))).await,
+        Which::Email(server, from) => {
+            let email = email::Email::new(server, from, pool.clone());
+            runner.run(Arc::new(Outside::new(email, pool, settings.concurrency, process.clone()))).await;
+        }
         Which::Refunds(apis, policies) => {
             let refunds = refunds::Refunds::new(apis, policies, pool.clone());
             runner.run(Arc::new(Outside::new(refunds, pool, settings.concurrency, process.clone()))).await;

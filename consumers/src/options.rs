@@ -2,19 +2,20 @@
 
 use counterfoil_broker::{Rung, topology};
 use counterfoil_chassis::{Common, Configure, Problems};
-
 use counterfoil_providers::{ApiOptions, Apis};
+use lettre::message::Mailbox;
 
 use crate::crm::CrmSettings;
-use crate::email::Email;
+use crate::email::Server;
 use crate::refunds::{Policies, Policy};
 
-/// Turns events into effects: one receipt, one CRM contact, one ledger entry, one refund. Run as many of each as you like.
+/// Turns events into effects: one receipt, one CRM contact, one ledger entry, one refund, one
+/// range of ticket numbers. Run as many of each as you like.
 #[derive(Debug, clap::Parser)]
 #[command(name = "counterfoil-consumers", version)]
 pub struct Options {
     /// Which consumer to run.
-    #[arg(value_parser = ["email", "crm", "ledger", "refunds"])]
+    #[arg(value_parser = ["email", "crm", "ledger", "refunds", "tickets"])]
     consumer: String,
     /// PostgreSQL, as postgres://user:password@host:port/database. Also _FILE.
     #[arg(long, env = "COUNTERFOIL_DATABASE_URL", hide_env_values = true)]
@@ -26,11 +27,11 @@ pub struct Options {
     #[arg(long, env = "COUNTERFOIL_RETRY_RUNGS", default_value = "5s,15s,1m,4m,15m,1h")]
     retry_rungs: String,
     /// Events handled at once (email, crm, refunds): each waits for the other side, so a few in parallel hide its latency, and
-    /// few enough that a slow server is not flooded. The ledger takes whole batches, one after the other.
+    /// few enough that a slow server is not flooded. Ledger and tickets take whole batches, one after the other.
     #[arg(long, env = "COUNTERFOIL_CONCURRENCY", default_value = "8")]
     concurrency: String,
     /// Messages taken from the broker ahead of their ack. Default: the concurrency for email and crm, since more would
-    /// only wait here and lose a delivery count at each restart; 200 for the ledger, which is its batch.
+    /// only wait here and lose a delivery count at each restart; 200 for ledger and tickets, which is their batch.
     #[arg(long, env = "COUNTERFOIL_PREFETCH")]
     prefetch: Option<String>,
     /// email: the mail server, as smtp://host:port (plain), smtp://host:port?tls=required (STARTTLS, also the default when
@@ -61,6 +62,9 @@ pub struct Options {
     /// parts: the first part would go back.
     #[arg(long, env = "COUNTERFOIL_POLICY_MISMATCH", default_value = "hold")]
     policy_mismatch: String,
+    /// refunds: a payment of an order whose tickets had been given back and sold to others when it came: refund or hold.
+    #[arg(long, env = "COUNTERFOIL_POLICY_SOLD_OUT", default_value = "refund")]
+    policy_sold_out: String,
     #[command(flatten)]
     apis: ApiOptions,
     #[command(flatten)]
@@ -72,8 +76,10 @@ pub struct Options {
 pub enum Which {
     /// The books.
     Ledger,
-    /// Receipts.
-    Email(Email),
+    /// Ticket numbers.
+    Tickets,
+    /// Receipts and ticket numbers by mail.
+    Email(Server, Mailbox),
     /// Contacts.
     Crm(CrmSettings),
     /// Money that goes back.
@@ -110,11 +116,12 @@ impl Configure for Options {
         let amqp_url = problems.required("COUNTERFOIL_AMQP_URL", self.amqp_url.as_ref());
         let rungs = topology::rungs(&self.retry_rungs).map_err(|error| problems.note("COUNTERFOIL_RETRY_RUNGS", error)).ok();
         let concurrency = problems.bounded("COUNTERFOIL_CONCURRENCY", &self.concurrency, 1..=64);
-        let default = if self.consumer == "ledger" { 200 } else { concurrency.unwrap_or(8) };
+        let default = if matches!(self.consumer.as_str(), "ledger" | "tickets") { 200 } else { concurrency.unwrap_or(8) };
         let prefetch = self.prefetch.as_ref().map_or(Some(default), |prefetch| problems.bounded("COUNTERFOIL_PREFETCH", prefetch, 1..=2000));
         let which = match self.consumer.as_str() {
             "ledger" => Some(Which::Ledger),
-            "email" => self.email(problems).map(Which::Email),
+            "tickets" => Some(Which::Tickets),
+            "email" => self.email(problems),
             "refunds" => self.refunds(problems),
             _ => CrmSettings::read(problems, &self.crm_kind, self.crm_url.as_ref(), self.crm_token.as_ref()).map(Which::Crm),
         };
@@ -136,14 +143,15 @@ impl Options {
         let extra = policy("COUNTERFOIL_POLICY_EXTRA", &self.policy_extra);
         let late = policy("COUNTERFOIL_POLICY_LATE", &self.policy_late);
         let mismatch = policy("COUNTERFOIL_POLICY_MISMATCH", &self.policy_mismatch);
+        let sold_out = policy("COUNTERFOIL_POLICY_SOLD_OUT", &self.policy_sold_out);
         let apis = self.apis.apis(|variable, why| problems.note(variable, why));
-        Some(Which::Refunds(apis, Policies { extra: extra?, late: late?, mismatch: mismatch? }))
+        Some(Which::Refunds(apis, Policies { extra: extra?, late: late?, mismatch: mismatch?, sold_out: sold_out? }))
     }
 
-    fn email(&self, problems: &mut Problems) -> Option<Email> {
+    fn email(&self, problems: &mut Problems) -> Option<Which> {
         let url = problems.required("COUNTERFOIL_SMTP_URL", self.smtp_url.as_ref());
         let from = problems.required("COUNTERFOIL_MAIL_FROM", self.mail_from.as_ref()).and_then(|from| problems.parsed("COUNTERFOIL_MAIL_FROM", &from));
-        let server = url.and_then(|url| crate::email::Server::read(&url).map_err(|why| problems.note("COUNTERFOIL_SMTP_URL", why)).ok());
-        Some(Email::new(server?, from?))
+        let server = url.and_then(|url| Server::read(&url).map_err(|why| problems.note("COUNTERFOIL_SMTP_URL", why)).ok());
+        Some(Which::Email(server?, from?))
     }
 }

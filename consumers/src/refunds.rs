@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use counterfoil_payments::event::{Body, PaymentEventData, derived_refund};
+use counterfoil_payments::event::{Body, PaymentEventData, UnavailableData, derived_refund};
 use counterfoil_payments::{Currency, Event, Fact, Money, OrderKey, RefundStatus};
 use counterfoil_providers::Apis;
 use counterfoil_providers::api::{Api, CallError, RefundCall};
@@ -36,6 +36,8 @@ pub struct Policies {
     pub late: Policy,
     /// Another amount or currency than the order's.
     pub mismatch: Policy,
+    /// The payment of an order whose tickets were sold to others by then.
+    pub sold_out: Policy,
 }
 
 impl Policies {
@@ -114,17 +116,45 @@ impl Refunds {
                 provider_key: key,
                 made_by: None,
             };
-            let mut tx = self.pool.begin().await.map_err(|error| database(&error))?;
-            match request_refund(&mut tx, &new, None).await {
-                Ok(_) => tx.commit().await.map_err(|error| database(&error))?,
-                Err(RefundRefused::Database(error)) => return Err(database(&error)),
-                Err(RefundRefused::TooMuch { .. } | RefundRefused::NoOrder | RefundRefused::NoPayment | RefundRefused::NoApi(_) | RefundRefused::KeyUsed) => {
-                    return Ok(Effect::NotNeeded("nothing of it is left to go back"));
-                }
-                Err(RefundRefused::Disputed) => return Ok(Effect::NotNeeded("held: the payment is disputed")),
-            }
+            return self.request_and_send(&new).await;
         }
         self.send(id).await
+    }
+
+    /// What an order paid for tickets that were others' by then goes back, if the policy says so. The payment is the one that paid
+    /// the order: nobody else's money can be meant.
+    async fn send_unfulfilled_back(&self, event: &Event, data: &UnavailableData) -> Result<Effect, Failure> {
+        if self.policies.sold_out == Policy::Hold {
+            return Ok(Effect::NotNeeded("held: a person decides"));
+        }
+        let payment = &data.payment;
+        let provider_key = format!("refund:sold_out:{}", event.order_id);
+        let new = NewRefund {
+            id: derived_refund(&format!("{}:{}:{provider_key}", payment.provider, payment.account)),
+            order_id: event.order_id.0,
+            payment_id: Some(payment.payment_id.clone()),
+            amount_minor: data.amount_minor,
+            origin: "sold_out",
+            reason: Some("the tickets were sold out when the payment came".into()),
+            provider_key,
+            made_by: None,
+        };
+        self.request_and_send(&new).await
+    }
+
+    /// Makes the row of an automatic refund, once, and sends it.
+    async fn request_and_send(&self, new: &NewRefund) -> Result<Effect, Failure> {
+        let mut tx = self.pool.begin().await.map_err(|error| database(&error))?;
+        match request_refund(&mut tx, new, None).await {
+            Ok(_) => tx.commit().await.map_err(|error| database(&error))?,
+            Err(RefundRefused::Database(error)) => return Err(database(&error)),
+            Err(RefundRefused::NoApi(_)) => return Ok(Effect::NotNeeded("held: its provider has no API to ask for a refund")),
+            Err(RefundRefused::TooMuch { .. } | RefundRefused::NoOrder | RefundRefused::NoPayment | RefundRefused::KeyUsed) => {
+                return Ok(Effect::NotNeeded("nothing of it is left to go back"));
+            }
+            Err(RefundRefused::Disputed) => return Ok(Effect::NotNeeded("held: the payment is disputed")),
+        }
+        self.send(new.id).await
     }
 
     /// Reads from the provider what is to go back, and, for a second payment, the first one, too: both captured, distinct,
@@ -276,9 +306,14 @@ impl Deliver for Refunds {
         match &event.body {
             Body::RefundRequested(data) => self.send(data.refund.id).await,
             Body::PaymentExtra(data) | Body::PaymentHeld(data) => self.send_aside_back(event, data).await,
-            Body::OrderPaid(_) | Body::OrderContactKnown(_) | Body::OrderRefunded(_) | Body::OrderDisputed(_) | Body::RefundFailed(_) => {
-                Ok(Effect::NotNeeded("not an event that sends money back"))
-            }
+            Body::TicketsUnavailable(data) => self.send_unfulfilled_back(event, data).await,
+            Body::OrderPaid(_)
+            | Body::OrderContactKnown(_)
+            | Body::OrderRefunded(_)
+            | Body::OrderDisputed(_)
+            | Body::RefundFailed(_)
+            | Body::TicketsIssued(_)
+            | Body::TicketsVoided(_) => Ok(Effect::NotNeeded("not an event that sends money back")),
         }
     }
 }

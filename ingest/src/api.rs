@@ -9,17 +9,19 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, Request, StatusCode, header};
 use axum::response::Response;
 use axum::routing::{any, get, post};
-use counterfoil_payments::{OrderId, OrderKey};
-use counterfoil_settlement::{Refused, cancel, create, find, set_session, view};
+use counterfoil_payments::OrderKey;
+use counterfoil_settlement::{OrderView, Refused, cancel, find, set_session, view};
+use counterfoil_tickets::{release_due, reservations_of, tickets_of};
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
-use sqlx::PgTransaction;
+use sqlx::{PgConnection, PgTransaction};
 
 use crate::answers::{Problem, json_bytes};
+use crate::fields::FieldProblems;
 use crate::keyed::{self, Keyed, database_trouble};
-use crate::new_order::{self, FieldProblems};
+use crate::new_order;
 use crate::webhooks::{read_body, receive};
-use crate::{Ingest, refunds, returns};
+use crate::{Ingest, claims, draws, refunds, returns};
 
 /// All public routes. Both slash forms are routed: a redirect is a failed delivery for most providers.
 pub(crate) fn router(ingest: Arc<Ingest>) -> Router {
@@ -32,8 +34,12 @@ pub(crate) fn router(ingest: Arc<Ingest>) -> Router {
         .route("/orders/{key}/session", post(set_order_session))
         .route("/orders/{key}/refunds", post(refunds::create))
         .route("/orders/{key}/return", post(returns::take))
+        .route("/orders/{key}/claim-token", post(claims::issue))
+        .route("/claims", post(claims::take))
+        .route("/draws", post(draws::create))
+        .route("/draws/{key}", get(draws::show).patch(draws::change))
         .fallback(|| async {
-            Problem::new(StatusCode::NOT_FOUND, "nothing is here: see POST /webhooks/{provider}, POST /orders, GET /orders/{id or reference}, POST /orders/{id}/{cancel,refunds,session,return}")
+            Problem::new(StatusCode::NOT_FOUND, "nothing is here: see POST /webhooks/{provider}, POST /orders, GET /orders/{id or reference}, POST /orders/{id}/{cancel,refunds,session,return,claim-token}, POST /claims, POST /draws, GET /draws/{id or reference}")
         })
         .method_not_allowed_fallback(|| async { Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method: see the Allow header") })
         .with_state(ingest)
@@ -62,7 +68,7 @@ pub(crate) async fn read_json(headers: &HeaderMap, body: Body) -> Result<Value, 
     serde_json::from_slice(&body).map_err(|error| Problem::new(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")))
 }
 
-fn not_found() -> Problem {
+pub(crate) fn not_found() -> Problem {
     Problem::new(StatusCode::NOT_FOUND, "no order has this id or reference")
 }
 
@@ -72,7 +78,19 @@ async fn read_order(State(ingest): State<Arc<Ingest>>, path: Result<Path<String>
     let trouble = |error: sqlx::Error| database_trouble(&error);
     let mut connection = ingest.api_pool.acquire().await.map_err(trouble)?;
     let seen = view(&mut connection, &key).await.map_err(trouble)?.ok_or_else(not_found)?;
-    Ok(json_bytes(StatusCode::OK, json!(seen).to_string().into_bytes()))
+    let seen = with_tickets(&mut connection, &seen).await.map_err(trouble)?;
+    Ok(json_bytes(StatusCode::OK, seen.to_string().into_bytes()))
+}
+
+/// An order with its places and numbers, where it has any.
+async fn with_tickets(connection: &mut PgConnection, seen: &OrderView) -> sqlx::Result<Value> {
+    let mut body = json!(seen);
+    let reservations = reservations_of(&mut *connection, seen.order.id).await?;
+    if !reservations.is_empty() {
+        body["reservations"] = json!(reservations);
+        body["tickets"] = json!(tickets_of(connection, seen.order.id).await?);
+    }
+    Ok(body)
 }
 
 async fn create_order(State(ingest): State<Arc<Ingest>>, request: Request<Body>) -> Result<Response, Problem> {
@@ -80,24 +98,24 @@ async fn create_order(State(ingest): State<Arc<Ingest>>, request: Request<Body>)
     let scope = format!("{}:POST /orders", caller(&ingest, &parts.headers)?);
     let key = keyed::key_of(&parts.headers)?;
     let body = read_json(&parts.headers, body).await?;
-    let mut order = new_order::read(&body).map_err(field_problems)?;
-    let mut meaning = vec![json!(order.reference), json!(order.money), json!(order.customer), order.lines.clone()];
+    let mut asked = new_order::read(&body).map_err(field_problems)?;
+    let order = &asked.order;
+    let mut meaning = vec![json!(order.reference), json!(order.money), json!(order.customer), json!(asked.lines)];
+    // Only where there are any: keys of earlier releases stay valid.
     if order.expires_in_s.is_some() || order.session.is_some() {
-        meaning.push(json!([order.expires_in_s, order.session])); // only where there are any: keys of the first release stay valid
+        meaning.push(json!([order.expires_in_s, order.session]));
+    }
+    if !asked.wanted.is_empty() || order.customer_id.is_some() {
+        let tickets: Vec<_> = asked.wanted.iter().map(|wanted| json!([wanted.line, wanted.draw])).collect();
+        meaning.push(json!([order.customer_id, tickets, asked.reserve_for_s]));
     }
     let call = Keyed { scope, key, meaning: Value::Array(meaning) };
-    order.made_by = call.made_by();
-    keyed::once(ingest, call, move |tx| {
-        Box::pin(async move {
-            let made = create(tx, &order).await.map_err(|refused| refusal(&refused))?;
-            let seen = view(tx, &OrderKey::Id(OrderId(made.id))).await.map_err(|error| database_trouble(&error))?;
-            Ok(json!(seen).to_string().into_bytes())
-        })
-    })
-    .await
+    asked.key = call.ask();
+    asked.order.made_by = call.made_by();
+    ingest.checkout.make(asked).await
 }
 
-fn field_problems(problems: FieldProblems) -> Problem {
+pub(crate) fn field_problems(problems: FieldProblems) -> Problem {
     let fields: Vec<_> = problems
         .iter()
         .map(|problem| format!("{} {}", problem["field"].as_str().unwrap_or_default(), problem["problem"].as_str().unwrap_or_default()))
@@ -105,7 +123,7 @@ fn field_problems(problems: FieldProblems) -> Problem {
     Problem::new(StatusCode::UNPROCESSABLE_ENTITY, fields.join("; ")).with("errors", Value::Array(problems))
 }
 
-fn refusal(refused: &Refused) -> Problem {
+pub(crate) fn refusal(refused: &Refused) -> Problem {
     match refused {
         Refused::ReferenceTaken(_) => {
             Problem::new(StatusCode::CONFLICT, refused.to_string()).with("errors", json!([{ "field": "reference", "problem": "is taken" }]))
@@ -123,8 +141,11 @@ async fn cancel_order(State(ingest): State<Arc<Ingest>>, path: Result<Path<Strin
     let key = key_in_path(path)?;
     in_task(ingest, move |tx| {
         Box::pin(async move {
+            let trouble = |error: sqlx::Error| database_trouble(&error);
             let id = cancel(tx, &key).await.map_err(|refused| refusal(&refused))?;
-            Ok(json!(view(tx, &OrderKey::Id(id)).await.map_err(|error| database_trouble(&error))?))
+            release_due(tx, None, Some(&[id.0]), i64::MAX).await.map_err(trouble)?;
+            let seen = view(tx, &OrderKey::Id(id)).await.map_err(trouble)?.ok_or_else(not_found)?;
+            with_tickets(tx, &seen).await.map_err(trouble)
         })
     })
     .await
@@ -149,7 +170,7 @@ async fn set_order_session(State(ingest): State<Arc<Ingest>>, path: Result<Path<
 }
 
 /// One transaction in a task of its own: a client that hangs up must not leave half of it in the pool.
-async fn in_task<W>(ingest: Arc<Ingest>, work: W) -> Result<Response, Problem>
+pub(crate) async fn in_task<W>(ingest: Arc<Ingest>, work: W) -> Result<Response, Problem>
 where
     W: for<'t> FnOnce(&'t mut PgTransaction<'static>) -> BoxFuture<'t, Result<Value, Problem>> + Send + 'static,
 {

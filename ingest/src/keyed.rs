@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
-use counterfoil_settlement::{Begun, Stored, begin_key, complete_key};
+use counterfoil_settlement::{Begun, KeyAsk, Stored, begin_keys, complete_keys};
 use futures_util::future::BoxFuture;
 use ring::digest;
 use serde_json::Value;
@@ -31,6 +31,12 @@ impl Keyed {
     /// Scope and key, where there is a key: what the work leaves behind, so that housekeeping can find it.
     pub(crate) fn made_by(&self) -> Option<(String, String)> {
         self.key.clone().map(|key| (self.scope.clone(), key))
+    }
+
+    /// The key with the hash of what the call means.
+    pub(crate) fn ask(&self) -> Option<KeyAsk> {
+        let request_hash = digest::digest(&digest::SHA256, self.meaning.to_string().as_bytes()).as_ref().to_vec();
+        self.key.clone().map(|key| KeyAsk { scope: self.scope.clone(), key, request_hash })
     }
 }
 
@@ -62,20 +68,17 @@ where
 {
     let trouble = |error: sqlx::Error| database_trouble(&error);
     let mut tx = ingest.api_pool.begin().await.map_err(trouble)?;
-    if let Some(key) = &call.key {
-        let hash = digest::digest(&digest::SHA256, call.meaning.to_string().as_bytes());
-        match begin_key(&mut tx, &call.scope, key, hash.as_ref()).await.map_err(trouble)? {
+    let ask = call.ask();
+    if let Some(ask) = &ask {
+        match begin_keys(&mut tx, &[ask]).await.map_err(trouble)?.remove(0) {
             Begun::First => {}
             Begun::Answered(stored) => return Ok(replayed(stored)),
-            Begun::OtherRequest => {
-                return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "this Idempotency-Key was used with another request: take a new key"));
-            }
-            Begun::Running => return Err(Problem::running("a call with this Idempotency-Key is running: try again in a moment")),
+            refused @ (Begun::OtherRequest | Begun::Running) => return Err(refused_key(&refused)),
         }
     }
     let body = work(&mut tx).await?;
-    if let Some(key) = &call.key {
-        complete_key(&mut tx, &call.scope, key, &Stored { status: StatusCode::CREATED.as_u16(), body: body.clone() }).await.map_err(trouble)?;
+    if let Some(ask) = &ask {
+        complete_keys(&mut tx, &[(ask, &Stored { status: StatusCode::CREATED.as_u16(), body: body.clone() })]).await.map_err(trouble)?;
     }
     counterfoil_chassis::fault::point("keyed.before_commit");
     tx.commit().await.map_err(trouble)?;
@@ -83,7 +86,17 @@ where
     Ok(json_bytes(StatusCode::CREATED, body))
 }
 
-fn replayed(stored: Stored) -> Response {
+/// Why a key lets a call not begin.
+pub(crate) fn refused_key(begun: &Begun) -> Problem {
+    match begun {
+        Begun::Running => Problem::running("a call with this Idempotency-Key is running: try again in a moment"),
+        Begun::First | Begun::Answered(_) | Begun::OtherRequest => {
+            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "this Idempotency-Key was used with another request: take a new key")
+        }
+    }
+}
+
+pub(crate) fn replayed(stored: Stored) -> Response {
     let mut response = json_bytes(StatusCode::from_u16(stored.status).unwrap_or(StatusCode::CREATED), stored.body);
     response.headers_mut().insert("Idempotency-Replayed", HeaderValue::from_static("true"));
     response

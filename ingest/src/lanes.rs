@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use counterfoil_chassis::postgres::silent;
+use counterfoil_chassis::postgres::{silent, within};
 use counterfoil_payments::Fact;
 use counterfoil_settlement::{Delivery, Failure, Settled, Verdict, settle, store_failed};
 use sqlx::{Connection, PgConnection, PgPool};
@@ -188,12 +188,7 @@ pub(crate) async fn settle_batch(pool: &PgPool, deliveries: &[Delivery]) -> Resu
 }
 
 async fn settle_once(pool: &PgPool, deliveries: &[Delivery]) -> sqlx::Result<Vec<Verdict>> {
-    let mut connection = pool.acquire().await?;
-    let settled = timeout(COMMIT_DEADLINE, settle_on(&mut connection, deliveries)).await;
-    settled.unwrap_or_else(|_| {
-        drop(connection.detach());
-        Err(silent())
-    })
+    within(pool, COMMIT_DEADLINE, async |connection: &mut PgConnection| settle_on(connection, deliveries).await).await
 }
 
 async fn settle_on(connection: &mut PgConnection, deliveries: &[Delivery]) -> sqlx::Result<Vec<Verdict>> {

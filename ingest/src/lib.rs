@@ -5,6 +5,10 @@
 
 mod answers;
 mod api;
+mod checkout;
+mod claims;
+mod draws;
+mod fields;
 mod keyed;
 mod lanes;
 mod new_order;
@@ -27,6 +31,7 @@ use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
+pub use claims::ClaimKeys;
 pub use options::{Options, Settings};
 
 /// What the handlers share.
@@ -39,26 +44,28 @@ pub(crate) struct Ingest {
     /// Verifies what a browser brings back from Razorpay.
     pub(crate) razorpay_return: Option<counterfoil_providers::Secret>,
     pub(crate) lanes: lanes::Lanes,
+    pub(crate) checkout: checkout::Checkout,
+    pub(crate) claim_keys: ClaimKeys,
     pub(crate) api_pool: PgPool,
     pub(crate) wake: Arc<wake::Wake>,
     /// What must end before the process does.
     pub(crate) tracker: TaskTracker,
 }
 
-/// Sessions that settle plan their statement once: planned anew each time, a single delivery costs twice as much.
-fn settlement_pool(url: &str) -> anyhow::Result<PgPool> {
+/// Sessions that settle or make orders plan their statements once: planned anew each time, a single delivery costs twice as much.
+fn batch_pool(url: &str, application_name: &'static str, connections_max: u32, lock_timeout: &str, statement_timeout: &str) -> anyhow::Result<PgPool> {
     let session = [
         ("plan_cache_mode", "force_generic_plan"),
         ("jit", "off"),
-        ("lock_timeout", "400ms"),
-        ("statement_timeout", "1500ms"),
+        ("lock_timeout", lock_timeout),
+        ("statement_timeout", statement_timeout),
         ("idle_in_transaction_session_timeout", "10s"),
     ];
     postgres::pool(
         url,
         &PoolSettings {
-            application_name: "counterfoil-ingest settlement",
-            connections_max: lanes::COMMITTERS + slow::WORKERS,
+            application_name,
+            connections_max,
             acquire_timeout: Duration::from_secs(2),
             session: session.map(|(name, value)| (name, value.to_owned())).to_vec(),
         },
@@ -87,7 +94,10 @@ pub async fn run(settings: Settings, process: Process) -> anyhow::Result<()> {
     let api_pool = api_pool(&settings.database_url)?;
     let wake = Arc::new(wake::Wake::default());
     let tracker = TaskTracker::new();
-    let lanes = lanes::start(settlement_pool(&settings.database_url)?, Arc::clone(&wake), &tracker);
+    let url = &settings.database_url;
+    let settlement = batch_pool(url, "counterfoil-ingest settlement", lanes::COMMITTERS + slow::WORKERS, "400ms", "1500ms")?;
+    let lanes = lanes::start(settlement, Arc::clone(&wake), &tracker);
+    let checkout = checkout::start(&batch_pool(url, "counterfoil-ingest checkout", checkout::MAKERS, "2s", "3s")?, &wake, &tracker);
     tracing::info!(providers = ?settings.providers.iter().map(|provider| provider.provider().name()).collect::<Vec<_>>(), "providers that are on");
     if settings.tokens.none() {
         tracing::warn!("the order API is off: COUNTERFOIL_API_TOKENS names no token");
@@ -102,12 +112,14 @@ pub async fn run(settings: Settings, process: Process) -> anyhow::Result<()> {
         apis: settings.apis,
         razorpay_return: settings.razorpay_return,
         lanes,
+        checkout,
+        claim_keys: settings.claim_keys,
         api_pool,
         wake,
         tracker: tracker.clone(),
     });
     server::serve(listener, api::router(ingest), &process.shutdown).await;
-    tracker.close(); // the last handler has dropped the lanes' senders, so the committers end when their queues are empty
+    tracker.close(); // the last handler has dropped the lanes' senders, so committers and makers end when their queues are empty
     tracker.wait().await;
     Ok(())
 }

@@ -5,10 +5,12 @@ use std::net::SocketAddr;
 use counterfoil_chassis::{Common, Configure, Problems};
 use counterfoil_providers::{Adapter, ApiOptions, Apis, BadSecret, Mode, Razorpay, Secret, Square, Standard, Stripe, secrets};
 
+use crate::claims::ClaimKeys;
 use crate::tokens::Tokens;
 
 /// Takes providers' webhooks (POST /webhooks/{stripe,razorpay,square,standard}) and the shop's orders: POST /orders,
-/// GET /orders/{id or reference}, and below it POST cancel, refunds, session, return. A delivery answered 2xx is durable; anything else the provider sends again.
+/// GET /orders/{id or reference}, below it POST cancel, refunds, session, return, claim-token; POST /claims; POST /draws, GET and PATCH
+/// /draws/{id or reference}. A delivery answered 2xx is durable; anything else the provider sends again.
 #[derive(Debug, clap::Parser)]
 #[command(name = "counterfoil-ingest", version)]
 pub struct Options {
@@ -25,6 +27,10 @@ pub struct Options {
     /// may share one while rotating. None: the order API is off. Also _FILE.
     #[arg(long, env = "COUNTERFOIL_API_TOKENS", hide_env_values = true)]
     api_tokens: Option<String>,
+    /// Keys that sign claim tokens, as name:secret,name:secret, newest first: the first signs, all verify. None: claims are off.
+    /// Also _FILE.
+    #[arg(long, env = "COUNTERFOIL_CLAIM_KEYS", hide_env_values = true)]
+    claim_keys: Option<String>,
     /// Stripe's endpoint secrets (whsec_…), comma-separated, newest first. None: Stripe is off. Also _FILE.
     #[arg(long, env = "COUNTERFOIL_STRIPE_SECRETS", hide_env_values = true)]
     stripe_secrets: Option<String>,
@@ -57,6 +63,8 @@ pub struct Settings {
     pub mode: Mode,
     /// Who may use the order API.
     pub tokens: Tokens,
+    /// The keys of claim tokens.
+    pub claim_keys: ClaimKeys,
     /// The providers that are on.
     pub providers: Vec<Box<dyn Adapter>>,
     /// The providers that can be asked.
@@ -85,10 +93,11 @@ impl Configure for Options {
             }
         });
         let tokens = Tokens::read(self.api_tokens.as_deref().unwrap_or_default()).map_err(|why| problems.note("COUNTERFOIL_API_TOKENS", why)).ok();
+        let claim_keys = ClaimKeys::read(self.claim_keys.as_deref().unwrap_or_default()).map_err(|why| problems.note("COUNTERFOIL_CLAIM_KEYS", why)).ok();
         let providers = self.providers(problems);
         let apis = self.apis.apis(|variable, why| problems.note(variable, why));
         let razorpay_return = self.apis.razorpay_return_secret();
-        Some(Settings { database_url: database_url?, listen: listen?, mode: mode?, tokens: tokens?, providers, apis, razorpay_return })
+        Some(Settings { database_url: database_url?, listen: listen?, mode: mode?, tokens: tokens?, claim_keys: claim_keys?, providers, apis, razorpay_return })
     }
 }
 

@@ -7,11 +7,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use counterfoil_chassis::postgres::silent;
+use counterfoil_chassis::postgres::within;
 use counterfoil_settlement::{Delivery, Failure, Verdict, settle_or_wait};
 use sqlx::{Connection, PgConnection, PgPool};
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
 
 use crate::lanes::{BATCH_MAX, COMMIT_DEADLINE, Job, Ticket, Unavailable, refuse, settle_batch, store_culprit};
@@ -170,12 +170,7 @@ async fn one_by_one(pool: &PgPool, deliveries: Vec<Delivery>, tickets: Vec<Ticke
 }
 
 async fn wait_once(pool: &PgPool, deliveries: &[Delivery]) -> sqlx::Result<Vec<Verdict>> {
-    let mut connection = pool.acquire().await?;
-    let waited = timeout(COMMIT_DEADLINE, wait_on(&mut connection, deliveries)).await;
-    waited.unwrap_or_else(|_| {
-        drop(connection.detach());
-        Err(silent())
-    })
+    within(pool, COMMIT_DEADLINE, async |connection: &mut PgConnection| wait_on(connection, deliveries).await).await
 }
 
 async fn wait_on(connection: &mut PgConnection, deliveries: &[Delivery]) -> sqlx::Result<Vec<Verdict>> {

@@ -3,6 +3,7 @@
 mod attention;
 mod backfill;
 mod books;
+mod draws;
 pub mod housekeep;
 mod options;
 mod reconcile;
@@ -15,7 +16,8 @@ use counterfoil_chassis::Process;
 use counterfoil_chassis::postgres::{self, PoolSettings};
 use sqlx::PgPool;
 
-pub use options::{Command, Ledger, Options, Settings};
+pub use draws::Signer;
+pub use options::{Command, Draws, Ledger, Options, Settings};
 pub use trail::{Trail, trail};
 
 /// A pool for a person, or for housekeeping; `read_only` for those who only look.
@@ -57,6 +59,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             Ok(())
         }
         Command::Attention { limit } => attention::list(&pool(url, 1, true)?, limit).await,
+        Command::Draws(draws) => draws::run(&pool(url, 1, true)?, draws).await,
         Command::Ledger(ledger) => books::run(&pool(url, 1, true)?, ledger).await,
         Command::Reconcile { dry_run, order, pending_for, limit } => {
             reconcile::run(&pool(url, 2, false)?, &settings.apis, reconcile::Asked { dry_run, order, pending_for, limit }).await
@@ -75,7 +78,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
 pub async fn stay(settings: Settings, process: Process) -> anyhow::Result<()> {
     match settings.command {
         Command::Housekeep(mode, rhythm) => Box::pin(housekeep::run(pool(&settings.database_url, 4, false)?, settings.apis, mode, rhythm, process)).await,
-        Command::Trail { .. } | Command::Attention { .. } | Command::Ledger(_) | Command::Reconcile { .. } | Command::Backfill { .. } => {
+        Command::Trail { .. } | Command::Attention { .. } | Command::Ledger(_) | Command::Draws(_) | Command::Reconcile { .. } | Command::Backfill { .. } => {
             anyhow::bail!("this command ends by itself")
         }
     }

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use counterfoil_chassis::{Common, Configure, Problems};
-use counterfoil_payments::Provider;
+use counterfoil_payments::{OrderKey, Provider};
 use counterfoil_providers::{ApiOptions, Apis, Mode};
 
+use crate::draws::Signer;
 use crate::housekeep::{Rhythm, RhythmOptions};
 
 /// The on-call's and operator's tool. Looking never changes anything; what changes something says what it would, with
@@ -20,6 +21,9 @@ pub struct Options {
     /// housekeep, backfill: which events may change orders: live or test.
     #[arg(long, env = "COUNTERFOIL_MODE")]
     mode: Option<String>,
+    /// draws export: the Ed25519 key that signs, PKCS#8 in PEM, as `openssl genpkey -algorithm ed25519` writes it. Also _FILE.
+    #[arg(long, env = "COUNTERFOIL_EXPORT_KEY", hide_env_values = true)]
+    export_key: Option<String>,
     #[command(flatten)]
     apis: ApiOptions,
     #[command(subcommand)]
@@ -84,6 +88,34 @@ enum CommandOptions {
     /// The books.
     #[command(subcommand)]
     Ledger(Ledger),
+    /// Draws: the proof that one adds up, and its entry list for an auditor.
+    #[command(subcommand)]
+    Draws(DrawsOptions),
+}
+
+#[derive(Debug, Clone, clap::Subcommand)]
+enum DrawsOptions {
+    /// Prove that captured payments, orders, reservations, tickets and voids of a draw add up, that its numbers are consecutive, and
+    /// what goes to charity, to the minor unit. Fails with 1 where something does not add up, and names it.
+    Audit {
+        /// The draw's id or reference.
+        draw: String,
+        /// As JSON instead of a table.
+        #[arg(long)]
+        json: bool,
+        /// Hold orders that changed in the last so many seconds not to what their events have yet to do.
+        #[arg(long, default_value_t = 60)]
+        settled_s: i64,
+    },
+    /// Write the entry list of a draw as CSV with a hash chain, its signature and the public key, into a folder: entries.csv,
+    /// entries.csv.sig, entries.pub.pem. docs/tickets.md says how to verify them with standard tools.
+    Export {
+        /// The draw's id or reference.
+        draw: String,
+        /// The folder; it is made where it is missing. Files in it are not overwritten.
+        #[arg(long)]
+        to: PathBuf,
+    },
 }
 
 /// What to do with the books.
@@ -146,6 +178,31 @@ pub enum Command {
     },
     /// The books.
     Ledger(Ledger),
+    /// A draw.
+    Draws(Draws),
+}
+
+/// What to do with a draw.
+#[derive(Debug, Clone)]
+pub enum Draws {
+    /// Prove that it adds up.
+    Audit {
+        /// By id or reference.
+        draw: OrderKey,
+        /// As JSON.
+        json: bool,
+        /// Leave out what is younger.
+        settled_s: i64,
+    },
+    /// Write its entry list.
+    Export {
+        /// By id or reference.
+        draw: OrderKey,
+        /// Into this folder.
+        to: PathBuf,
+        /// Signed by this key.
+        key: Signer,
+    },
 }
 
 /// Proven options.
@@ -213,6 +270,7 @@ impl Options {
                 Command::Backfill { mode: mode?, provider: provider?, since, settled_before, from, dry_run }
             }
             CommandOptions::Ledger(ledger) => Command::Ledger(ledger),
+            CommandOptions::Draws(draws) => Command::Draws(read_draws(draws, self.export_key.as_ref(), problems)?),
         })
     }
 
@@ -224,6 +282,25 @@ impl Options {
                 problems.note("COUNTERFOIL_MODE", "must be live or test");
                 None
             }
+        }
+    }
+}
+
+fn read_draws(options: DrawsOptions, export_key: Option<&String>, problems: &mut Problems) -> Option<Draws> {
+    let name = |problems: &mut Problems, draw: &str| {
+        let key = OrderKey::read(draw);
+        if key.is_none() {
+            problems.note("<DRAW>", "must be a draw's id or reference");
+        }
+        key
+    };
+    match options {
+        DrawsOptions::Audit { draw, json, settled_s } => Some(Draws::Audit { draw: name(problems, &draw)?, json, settled_s }),
+        DrawsOptions::Export { draw, to } => {
+            let draw = name(problems, &draw);
+            let key = problems.required("COUNTERFOIL_EXPORT_KEY", export_key);
+            let key = key.and_then(|pem| Signer::read(&pem).map_err(|why| problems.note("COUNTERFOIL_EXPORT_KEY", why)).ok());
+            Some(Draws::Export { draw: draw?, to, key: key? })
         }
     }
 }

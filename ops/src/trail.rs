@@ -8,6 +8,7 @@ use counterfoil_ledger::Booked;
 use counterfoil_outbox::Published;
 use counterfoil_payments::OrderKey;
 use counterfoil_settlement::{Dispute, Order, Payment, Refund, Seen, deliveries_of_order, disputes_of, find, find_by_payment, payments_of, refunds_of};
+use counterfoil_tickets::{Reservation, Ticket, reservations_of, tickets_of};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -21,6 +22,8 @@ pub struct Trail {
     payments: Vec<Payment>,
     refunds: Vec<Refund>,
     disputes: Vec<Dispute>,
+    reservations: Vec<Reservation>,
+    tickets: Vec<Ticket>,
     published: Vec<Published>,
     effects: Vec<Effect>,
     booked: Vec<Booked>,
@@ -44,11 +47,13 @@ pub async fn trail(connection: &mut PgConnection, id: &str) -> sqlx::Result<Opti
     let payments = payments_of(connection, order.id).await?;
     let refunds = refunds_of(connection, order.id).await?;
     let disputes = disputes_of(connection, order.id).await?;
+    let reservations = reservations_of(connection, order.id).await?;
+    let tickets = tickets_of(connection, order.id).await?;
     let published = counterfoil_outbox::of_order(connection, order.id).await?;
     let ids: Vec<Uuid> = published.iter().map(|event| event.event_id).collect();
     let effects = effects(connection, &ids).await?;
     let booked = counterfoil_ledger::of_order(connection, order.id).await?;
-    Ok(Some(Trail { order, deliveries, payments, refunds, disputes, published, effects, booked }))
+    Ok(Some(Trail { order, deliveries, payments, refunds, disputes, reservations, tickets, published, effects, booked }))
 }
 
 fn instant(at: OffsetDateTime) -> String {
@@ -85,6 +90,19 @@ impl fmt::Display for Trail {
                 f,
                 "dispute  {} {} of {}  {}  {} {}",
                 dispute.provider, dispute.dispute_id, dispute.payment_id, dispute.status, dispute.amount_minor, dispute.currency
+            )?;
+        }
+        for place in &self.reservations {
+            let why = place.reason.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+            let until = if place.status == "held" { format!(" until {}", place.expires_at) } else { String::new() };
+            writeln!(f, "place    {}  line {}: {} of draw {}  {}{until}{why}", place.id, place.line, place.quantity, place.draw_id, place.status)?;
+        }
+        for ticket in &self.tickets {
+            let void = ticket.voided_at.as_ref().map(|at| format!(" since {at}")).unwrap_or_default();
+            writeln!(
+                f,
+                "tickets  {}  line {}: {} to {} of draw {}  {}{void}",
+                ticket.issued_at, ticket.line, ticket.first_number, ticket.last_number, ticket.draw_id, ticket.status
             )?;
         }
         for event in &self.published {

@@ -148,6 +148,7 @@ impl Fleet {
             ("COUNTERFOIL_MODE", "test".into()),
             ("COUNTERFOIL_RETRY_RUNGS", RUNGS.into()),
             ("COUNTERFOIL_API_TOKENS", format!("shop:{TOKEN}")),
+            ("COUNTERFOIL_CLAIM_KEYS", "test:0123456789abcdef0123456789abcdef".into()),
             ("COUNTERFOIL_STRIPE_SECRETS", STRIPE_SECRET.into()),
             ("COUNTERFOIL_RAZORPAY_SECRETS", "razorpay-secret".into()),
             ("COUNTERFOIL_SQUARE_SECRETS", "square-key".into()),

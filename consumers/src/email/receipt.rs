@@ -1,65 +1,18 @@
-//! Writes a receipt, in text and HTML. Customer text cannot reach a header.
+//! Writes a receipt, in text and HTML.
 
 use std::fmt::Write;
-use std::time::SystemTime;
 
 use counterfoil_payments::event::{Line, OrderData};
 use counterfoil_payments::{Event, Money};
-use lettre::message::header::{HeaderName, HeaderValue};
-use lettre::message::{Mailbox, MultiPart};
-use lettre::{Address, Message};
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
+use lettre::message::Mailbox;
 
+use super::letter::{Letter, Mail, escape, header_text, letter};
 use crate::runner::Failure;
-
-/// Longest piece of customer text in a header, in characters.
-const HEADER_CHARS_MAX: usize = 120;
-
-/// A mail ready to be sent.
-#[derive(Debug)]
-pub(crate) struct Mail {
-    pub(crate) from: Address,
-    pub(crate) to: Address,
-    /// With its brackets.
-    pub(crate) message_id: String,
-    pub(crate) bytes: Vec<u8>,
-}
 
 /// The receipt of a paid order.
 pub(crate) fn mail(event: &Event, order: &OrderData, address: &str, from: &Mailbox) -> Result<Mail, Failure> {
-    let to = mailable(address)?;
-    let message_id = format!("<{}.receipt@{}>", event.id, from.email.domain());
-    let date = OffsetDateTime::parse(&event.time, &Rfc3339).map_err(|error| Failure::permanent(format!("the event's time: {error}")))?;
-    let event_header = HeaderValue::new(HeaderName::new_from_ascii_str("X-Counterfoil-Event"), event.id.to_string());
-    let name = order.customer.name.as_deref().map(header_text).filter(|name| !name.is_empty());
-    let message = Message::builder()
-        .from(from.clone())
-        .to(Mailbox::new(name, to.clone()))
-        .subject(header_text(&format!("Receipt for order {}", order.reference)))
-        .message_id(Some(message_id.clone()))
-        .date(SystemTime::from(date))
-        .raw_header(event_header)
-        .multipart(MultiPart::alternative_plain_html(text(order), html(order)))
-        .map_err(|error| Failure::permanent(format!("the mail cannot be built: {error}")))?;
-    Ok(Mail { from: from.email.clone(), to, message_id, bytes: message.formatted() })
-}
-
-/// An address that SMTP can carry: a domain beyond ASCII as punycode, the local part as it is.
-fn mailable(address: &str) -> Result<Address, Failure> {
-    let invalid = || Failure::permanent("the customer's address is not a mail address");
-    let (local, domain) = address.rsplit_once('@').ok_or_else(invalid)?;
-    let domain = if domain.is_ascii() { domain.to_owned() } else { url::Host::parse(domain).map_err(|_| invalid())?.to_string() };
-    Address::new(local, domain).map_err(|_| invalid())
-}
-
-/// Customer text made fit for a header: no line ends or other controls, no marks that turn the reading direction, no
-/// encoded word of the customer's own, not too long.
-fn header_text(text: &str) -> String {
-    let turns = |c: char| matches!(c, '\u{200E}' | '\u{200F}' | '\u{061C}' | '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}' | '\u{FEFF}');
-    let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
-    let clean: String = text.chars().filter(|c| !turns(*c)).map(|c| if breaks(c) { ' ' } else { c }).take(HEADER_CHARS_MAX).collect();
-    clean.replace("=?", "= ?").trim().to_owned()
+    let subject = format!("Receipt for order {}", order.reference);
+    letter(event, address, from, &Letter { kind: "receipt", subject, name: order.customer.name.as_deref(), text: text(order), html: html(order) })
 }
 
 fn money(order: &OrderData, amount_minor: i64) -> String {
@@ -106,10 +59,6 @@ fn html(order: &OrderData) -> String {
     html
 }
 
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,7 +75,7 @@ mod tests {
             amount_minor,
             currency,
             customer: Customer { email: Some("ann@example.com".into()), name: Some(name.into()), phone: None },
-            lines: vec![Line { description: "Tea <&> pot".into(), quantity: 2, amount_minor }],
+            lines: vec![Line { description: "Tea <&> pot".into(), quantity: 2, amount_minor, draw: None }],
             paid_at: "2026-11-29T10:11:12.000000Z".into(),
             payment: PaymentData {
                 provider: Provider::Stripe,

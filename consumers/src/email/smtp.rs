@@ -18,7 +18,7 @@ use lettre::transport::smtp::response::{Response, Severity};
 use tokio::time::timeout;
 use url::Url;
 
-use super::receipt::Mail;
+use super::letter::Mail;
 use crate::runner::Failure;
 
 /// Longest wait for a connection, its TLS and greeting together.

@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use counterfoil_chassis::postgres::silent;
+use counterfoil_chassis::postgres::within;
 use counterfoil_inbox::insert_done;
 use counterfoil_payments::Event;
 use counterfoil_settlement::Failure as SqlFailure;
 use sqlx::{Connection, PgConnection, PgPool, PgTransaction};
-use tokio::time::timeout;
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -90,12 +89,7 @@ enum Blame {
 }
 
 async fn apply_once<A: Apply>(consumer: &A, pool: &PgPool, events: &[Event]) -> sqlx::Result<()> {
-    let mut connection = pool.acquire().await?;
-    let applied = timeout(BATCH_DEADLINE, apply_on(consumer, &mut connection, events)).await;
-    applied.unwrap_or_else(|_| {
-        drop(connection.detach());
-        Err(silent())
-    })
+    within(pool, BATCH_DEADLINE, async |connection: &mut PgConnection| apply_on(consumer, connection, events).await).await
 }
 
 async fn apply_on<A: Apply>(consumer: &A, connection: &mut PgConnection, events: &[Event]) -> sqlx::Result<()> {

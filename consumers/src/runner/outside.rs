@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use counterfoil_chassis::Process;
-use counterfoil_chassis::postgres::silent;
+use counterfoil_chassis::postgres::within;
 use counterfoil_inbox::{Claim, Ended, claim, finish, give_up, renew};
 use counterfoil_payments::Event;
-use futures_util::future::BoxFuture;
 use sqlx::{PgConnection, PgPool};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::Instrument;
@@ -74,18 +73,13 @@ impl<D: Deliver> Outside<D> {
     }
 
     /// Runs one statement, within a deadline; a connection that does not answer is thrown away.
-    async fn ask<T>(&self, statement: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, sqlx::Result<T>>) -> sqlx::Result<T> {
-        let mut connection = self.pool.acquire().await?;
-        let asked = timeout(STATEMENT_DEADLINE, statement(&mut connection)).await;
-        asked.unwrap_or_else(|_| {
-            drop(connection.detach());
-            Err(silent())
-        })
+    async fn ask<T>(&self, statement: impl AsyncFnOnce(&mut PgConnection) -> sqlx::Result<T>) -> sqlx::Result<T> {
+        within(&self.pool, STATEMENT_DEADLINE, statement).await
     }
 
     async fn judge(&self, event: &Event) -> Verdict {
         let id = event.id;
-        let claimed = self.ask(move |connection| Box::pin(claim(connection, D::NAME, id, LEASE)));
+        let claimed = self.ask(async move |connection: &mut PgConnection| claim(connection, D::NAME, id, LEASE).await);
         let (fence, attempts, may_repeat) = match claimed.await {
             Ok(Claim::Won { fence, attempts, may_repeat }) => (fence, attempts, may_repeat),
             Ok(Claim::Done) => return Verdict::Done,
@@ -129,7 +123,7 @@ impl<D: Deliver> Outside<D> {
         loop {
             sleep(RENEWAL).await;
             let id = event.id;
-            let renewed = self.ask(move |connection| Box::pin(renew(connection, D::NAME, id, fence, LEASE)));
+            let renewed = self.ask(async move |connection: &mut PgConnection| renew(connection, D::NAME, id, fence, LEASE).await);
             if let Ok(false) = renewed.await {
                 return;
             }
@@ -163,7 +157,7 @@ impl<D: Deliver> Outside<D> {
             metrics::counter!("counterfoil_effects_unknown_total", "consumer" => D::NAME).increment(1);
         }
         let (id, reason) = (event.id, reason.clone());
-        let written = self.ask(move |connection| Box::pin(async move { give_up(connection, D::NAME, id, fence, ended, &reason).await }));
+        let written = self.ask(async move |connection: &mut PgConnection| give_up(connection, D::NAME, id, fence, ended, &reason).await);
         match written.await {
             Ok(_) if self.process.shutdown.is_cancelled() && ended == Ended::Unknown => Verdict::Leave,
             Ok(_) => Verdict::Failed(failure),
@@ -175,7 +169,7 @@ impl<D: Deliver> Outside<D> {
         let mut tries = 1;
         loop {
             let (id, reference) = (event.id, reference.map(str::to_owned));
-            let finished = self.ask(move |connection| Box::pin(async move { finish(connection, D::NAME, id, fence, reference.as_deref()).await }));
+            let finished = self.ask(async move |connection: &mut PgConnection| finish(connection, D::NAME, id, fence, reference.as_deref()).await);
             match finished.await {
                 Ok(ours) => return Ok(ours),
                 Err(error) if tries == WRITE_TRIES => return Err(error),

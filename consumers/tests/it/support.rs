@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 /// The consumers that the conformance suite runs.
-pub(crate) const CONSUMERS: [&str; 4] = ["email", "crm", "ledger", "refunds"];
+pub(crate) const CONSUMERS: [&str; 5] = ["email", "crm", "ledger", "refunds", "tickets"];
 
 /// A `refund.requested` event.
 pub(crate) fn refund_event(order: Uuid, id: Uuid, provider: &str) -> Value {

@@ -17,7 +17,7 @@ use crate::link::{Link, METHOD_DEADLINE, broker_error};
 pub const EVENTS: &str = "counterfoil.events";
 
 /// Grows with every change of this file's table; recorded in the database by `counterfoil-migrate`.
-pub const TOPOLOGY_VERSION: i32 = 2;
+pub const TOPOLOGY_VERSION: i32 = 3;
 
 /// Crashes of a consumer that one message may cause before the broker moves it to the dead letters.
 const CRASHES_MAX: i64 = 20;
@@ -36,10 +36,11 @@ pub struct ConsumerTopics {
 
 /// Who gets what.
 pub const CONSUMERS: &[ConsumerTopics] = &[
-    ConsumerTopics { name: "email", topics: &["order.paid", "order.contact_known"] },
+    ConsumerTopics { name: "email", topics: &["order.paid", "order.contact_known", "tickets.issued", "tickets.voided"] },
     ConsumerTopics { name: "crm", topics: &["order.paid", "order.contact_known"] },
     ConsumerTopics { name: "ledger", topics: &["order.paid", "payment.extra", "payment.held", "order.refunded", "order.disputed", "refund.failed"] },
-    ConsumerTopics { name: "refunds", topics: &["refund.requested", "payment.extra", "payment.held"] },
+    ConsumerTopics { name: "refunds", topics: &["refund.requested", "payment.extra", "payment.held", "tickets.unavailable"] },
+    ConsumerTopics { name: "tickets", topics: &["order.paid", "order.contact_known", "order.refunded", "refund.failed", "payment.extra", "payment.held"] },
 ];
 
 /// A step of the retry ladder: a queue that holds a message for a time and gives it back.

@@ -138,7 +138,8 @@ fn arguments<C: CommandFactory>(problems: &mut Problems) -> Vec<OsString> {
             continue;
         }
         match std::fs::read_to_string(&path) {
-            Ok(text) => arguments.push(format!("--{long}={}", text.trim_end_matches(['\n', '\r'])).into()),
+            // In front of a subcommand, whose options these are not.
+            Ok(text) => arguments.insert(1, format!("--{long}={}", text.trim_end_matches(['\n', '\r'])).into()),
             Err(error) => problems.note(&file_variable, format_args!("{}: {error}", path.display())),
         }
     }

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use crate::process::Process;
 
 /// The newest migration that this release needs; `migrations/` has a test that compares.
-pub const SCHEMA_VERSION: i64 = 2;
+pub const SCHEMA_VERSION: i64 = 3;
 
 /// How long a connection may take to say that it is fit to go back to its pool.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(2);
@@ -21,6 +21,19 @@ const RELEASE_DEADLINE: Duration = Duration::from_secs(2);
 #[must_use]
 pub fn silent() -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, "the database does not answer in time"))
+}
+
+/// Does `work` on a connection of the pool within `deadline`; a connection whose server has not answered by then is thrown away.
+///
+/// # Errors
+/// Those of the pool and of the work, and [`silent`].
+pub async fn within<T>(pool: &PgPool, deadline: Duration, work: impl AsyncFnOnce(&mut PgConnection) -> sqlx::Result<T>) -> sqlx::Result<T> {
+    let mut connection = pool.acquire().await?;
+    let done = timeout(deadline, work(&mut connection)).await;
+    done.unwrap_or_else(|_| {
+        drop(connection.detach());
+        Err(silent())
+    })
 }
 
 /// What a pool is for.

@@ -114,7 +114,7 @@ pub fn entry(event: &Event) -> Option<Entry> {
             let before = dispute_position(&data.payment, dispute.before_minor, dispute.before);
             (data.payment.clone(), dispute.currency, (before, dispute_position(&data.payment, dispute.amount_minor, Some(dispute.status))))
         }
-        Body::OrderContactKnown(_) | Body::RefundRequested(_) => return None,
+        Body::OrderContactKnown(_) | Body::RefundRequested(_) | Body::TicketsIssued(_) | Body::TicketsVoided(_) | Body::TicketsUnavailable(_) => return None,
     };
     let mut lines: BTreeMap<String, i64> = BTreeMap::new();
     for (account, amount) in after.into_iter().chain(before.into_iter().map(|(account, amount)| (account, -amount))) {

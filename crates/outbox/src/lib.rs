@@ -41,19 +41,39 @@ pub struct NewEvent {
 /// # Errors
 /// When the database refuses it.
 pub async fn append(tx: &mut PgTransaction<'_>, event: &NewEvent) -> sqlx::Result<bool> {
+    Ok(append_all(tx, std::slice::from_ref(event)).await? == 1)
+}
+
+/// Appends events in one statement, in their order, but those whose fact has its event already. Returns how many were new.
+///
+/// # Errors
+/// When the database refuses them.
+pub async fn append_all(tx: &mut PgTransaction<'_>, events: &[NewEvent]) -> sqlx::Result<u64> {
+    if events.is_empty() {
+        return Ok(0);
+    }
+    let ids: Vec<Uuid> = events.iter().map(|event| event.event_id).collect();
+    let topics: Vec<String> = events.iter().map(|event| event.topic.to_owned()).collect();
+    let orders: Vec<Uuid> = events.iter().map(|event| event.order_id).collect();
+    let versions: Vec<i64> = events.iter().map(|event| event.version).collect();
+    let payloads: Vec<Value> = events.iter().map(|event| event.payload.clone()).collect();
+    let headers: Vec<Value> = events.iter().map(|event| event.headers.clone()).collect();
     let done = sqlx::query!(
-        "INSERT INTO outbox (event_id, topic, order_id, version, routing_key, payload, headers) VALUES ($1, $2, $3, $4, $2, $5, $6)
+        "INSERT INTO outbox (event_id, topic, order_id, version, routing_key, payload, headers)
+         SELECT event_id, topic, order_id, version, topic, payload, headers
+         FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::bigint[], $5::jsonb[], $6::jsonb[]) WITH ORDINALITY
+            AS e (event_id, topic, order_id, version, payload, headers, n) ORDER BY n
          ON CONFLICT (event_id) WHERE exchange = 'counterfoil.events' DO NOTHING",
-        event.event_id,
-        event.topic,
-        event.order_id,
-        event.version,
-        event.payload,
-        event.headers,
+        &ids,
+        &topics,
+        &orders,
+        &versions,
+        &payloads,
+        &headers,
     )
     .execute(&mut **tx)
     .await?;
-    Ok(done.rows_affected() == 1)
+    Ok(done.rows_affected())
 }
 
 /// An event that the current transaction has appended.

@@ -17,6 +17,9 @@ pub struct Line {
     pub quantity: i64,
     /// What the line costs in all, in minor units of the order's currency.
     pub amount_minor: i64,
+    /// The draw that it buys tickets of; then `quantity` is their number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draw: Option<Uuid>,
 }
 
 fn one() -> i64 {
@@ -96,6 +99,15 @@ pub struct PaymentEventData {
     pub reason: String,
     /// The payment.
     pub payment: PaymentData,
+    /// The order's status after this event. Absent in events of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order_status: Option<String>,
+    /// The shop's reference. Absent in events of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<String>,
+    /// Who bought. Absent in events of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub customer: Option<Customer>,
 }
 
 /// A refund inside an event's data.
@@ -144,6 +156,12 @@ pub struct RefundEventData {
     pub refund: RefundData,
     /// Whose money.
     pub payment: PaymentKey,
+    /// The shop's reference. Absent in events of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<String>,
+    /// Who bought. Absent in events of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub customer: Option<Customer>,
 }
 
 /// A dispute inside an event's data.

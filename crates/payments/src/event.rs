@@ -7,6 +7,7 @@ use crate::ids::{OrderId, PaymentKey, Provider};
 use crate::state::{DisputeStatus, RefundStatus};
 
 pub use crate::data::{Customer, DisputeData, DisputeEventData, Line, OrderData, PaymentData, PaymentEventData, RefundData, RefundEventData, RefundSource};
+pub use crate::tickets::{TicketRange, TicketsData, UnavailableData, UnavailableLine};
 
 /// The namespace of all event ids: UUIDv5 of `counterfoil.events` in the DNS namespace of RFC 9562.
 const NAMESPACE: Uuid = Uuid::from_u128(0x66fb_c701_a258_5767_b459_d9d3_1916_562c);
@@ -38,11 +39,17 @@ pub enum Topic {
     RefundRequested,
     /// A refund did not work, or came home again.
     RefundFailed,
+    /// An order's ticket numbers were given out, or are valid again.
+    TicketsIssued,
+    /// An order's tickets are void: its money went back.
+    TicketsVoided,
+    /// An order was paid, and its tickets had been sold to others by then.
+    TicketsUnavailable,
 }
 
 impl Topic {
     /// Every topic.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 11] = [
         Self::OrderPaid,
         Self::OrderContactKnown,
         Self::PaymentExtra,
@@ -51,6 +58,9 @@ impl Topic {
         Self::OrderDisputed,
         Self::RefundRequested,
         Self::RefundFailed,
+        Self::TicketsIssued,
+        Self::TicketsVoided,
+        Self::TicketsUnavailable,
     ];
 
     /// The name in messages and bindings.
@@ -65,6 +75,9 @@ impl Topic {
             Self::OrderDisputed => "order.disputed",
             Self::RefundRequested => "refund.requested",
             Self::RefundFailed => "refund.failed",
+            Self::TicketsIssued => "tickets.issued",
+            Self::TicketsVoided => "tickets.voided",
+            Self::TicketsUnavailable => "tickets.unavailable",
         }
     }
 }
@@ -117,6 +130,31 @@ pub fn refund_failed(refund: Uuid) -> Uuid {
     event_id(&format!("refund.failed:{refund}"))
 }
 
+/// `tickets.issued:<order>`.
+#[must_use]
+pub fn tickets_issued(order: OrderId) -> Uuid {
+    event_id(&format!("tickets.issued:{order}"))
+}
+
+/// `tickets.issued:<order>:<why>`: the same numbers once more, since their contact became known (`contact`), or since they are
+/// valid again (the order's version).
+#[must_use]
+pub fn tickets_issued_again(order: OrderId, why: &str) -> Uuid {
+    event_id(&format!("tickets.issued:{order}:{why}"))
+}
+
+/// `tickets.voided:<order>:<version>`.
+#[must_use]
+pub fn tickets_voided(order: OrderId, version: i64) -> Uuid {
+    event_id(&format!("tickets.voided:{order}:{version}"))
+}
+
+/// `tickets.unavailable:<order>`.
+#[must_use]
+pub fn tickets_unavailable(order: OrderId) -> Uuid {
+    event_id(&format!("tickets.unavailable:{order}"))
+}
+
 /// The id of our row for a refund that somebody else asked for, or of the one automatic refund of a payment: derived, so
 /// that it cannot be made twice. `what` is `<provider>:<account>:<refund id>`, or the automatic refund's key.
 #[must_use]
@@ -156,6 +194,12 @@ pub enum Body {
     RefundRequested(RefundEventData),
     /// `refund.failed`
     RefundFailed(RefundEventData),
+    /// `tickets.issued`
+    TicketsIssued(TicketsData),
+    /// `tickets.voided`
+    TicketsVoided(TicketsData),
+    /// `tickets.unavailable`
+    TicketsUnavailable(UnavailableData),
 }
 
 /// Why a message is not an event of ours.
@@ -211,6 +255,9 @@ impl Event {
             Topic::OrderDisputed => Body::OrderDisputed(serde_json::from_str(data)?),
             Topic::RefundRequested => Body::RefundRequested(serde_json::from_str(data)?),
             Topic::RefundFailed => Body::RefundFailed(serde_json::from_str(data)?),
+            Topic::TicketsIssued => Body::TicketsIssued(serde_json::from_str(data)?),
+            Topic::TicketsVoided => Body::TicketsVoided(serde_json::from_str(data)?),
+            Topic::TicketsUnavailable => Body::TicketsUnavailable(serde_json::from_str(data)?),
         };
         Ok(Self { id: envelope.id, order_id: envelope.subject, time: envelope.time, body })
     }
@@ -227,6 +274,9 @@ impl Event {
             Body::OrderDisputed(_) => Topic::OrderDisputed,
             Body::RefundRequested(_) => Topic::RefundRequested,
             Body::RefundFailed(_) => Topic::RefundFailed,
+            Body::TicketsIssued(_) => Topic::TicketsIssued,
+            Body::TicketsVoided(_) => Topic::TicketsVoided,
+            Body::TicketsUnavailable(_) => Topic::TicketsUnavailable,
         }
     }
 }
@@ -250,11 +300,15 @@ mod tests {
             refund_requested(order.0),
             refund_failed(order.0),
             derived_refund("stripe::re_1"),
+            tickets_issued(order),
+            tickets_issued_again(order, "contact"),
+            tickets_voided(order, 4),
+            tickets_unavailable(order),
         ];
         assert_eq!(ids.map(|id| id.to_string()), PINNED);
     }
 
-    const PINNED: [&str; 9] = [
+    const PINNED: [&str; 13] = [
         "15a360fe-3f8d-5cdc-a0a8-48b73ba32b62",
         "d621a972-8603-5c3c-8f7f-90c21c9c55dc",
         "ab05dc77-0bd9-5602-83d0-3244f7342312",
@@ -264,5 +318,9 @@ mod tests {
         "d6de6c90-3778-5b23-97b8-d2fa0ce3c44a",
         "156d3a96-00bb-5f7d-8aa3-3a357eb76dbf",
         "651691a5-2f50-564d-aa65-8ca4a04645bc",
+        "32b5a9eb-5de7-521e-b801-9ba0087460db",
+        "95bd796c-3bdb-5c5d-85d6-e056dd73a2e3",
+        "213593cb-0da1-5798-9a67-173510a14f9a",
+        "7318ff84-1a64-5428-8f5b-9c05279d163a",
     ];
 }

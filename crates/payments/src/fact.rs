@@ -119,3 +119,16 @@ pub enum Fact {
         reason: String,
     },
 }
+
+impl Fact {
+    /// The payment that it is about.
+    #[must_use]
+    pub fn payment(&self) -> Option<&PaymentKey> {
+        match self {
+            Self::Payment { payment, .. } | Self::Refund { payment, .. } | Self::RefundsReported { payment, .. } | Self::Dispute { payment, .. } => {
+                Some(payment)
+            }
+            Self::Ignored { .. } | Self::Unreadable { .. } => None,
+        }
+    }
+}

@@ -9,6 +9,7 @@ pub mod fact;
 pub mod ids;
 pub mod money;
 pub mod state;
+mod tickets;
 
 pub use event::{Event, Topic, event_id};
 pub use fact::{Contact, Fact, News};

@@ -19,6 +19,8 @@ fn every_topic_has_a_golden_file_that_is_read_without_losing_a_field() {
             Body::PaymentExtra(data) | Body::PaymentHeld(data) => json!(data),
             Body::OrderRefunded(data) | Body::RefundRequested(data) | Body::RefundFailed(data) => json!(data),
             Body::OrderDisputed(data) => json!(data),
+            Body::TicketsIssued(data) | Body::TicketsVoided(data) => json!(data),
+            Body::TicketsUnavailable(data) => json!(data),
         };
         assert_eq!(data, file["data"], "{}", topic.name());
     }
@@ -36,6 +38,9 @@ fn the_golden_ids_are_derived_from_their_facts() {
         "order.disputed:stripe:dp_1:lost".into(),
         format!("refund.requested:{}", event_id("refund:stripe::re_1")),
         format!("refund.failed:{}", event_id("refund:stripe::re_1")),
+        format!("tickets.issued:{order}"),
+        format!("tickets.voided:{order}:4"),
+        format!("tickets.unavailable:{order}"),
     ];
     for (topic, fact) in Topic::ALL.into_iter().zip(facts) {
         assert_eq!(golden(topic.name())["id"], json!(event_id(&fact)), "{fact}");

@@ -85,7 +85,8 @@ pub(crate) async fn set_aside(
     .await?;
     let aside = place(tx, payment, money, disposition, reason).await?;
     // An extra payment is money of the order, too: it may stand in for one that went back.
-    let version = orders::restate(tx, order).await?.version;
+    let restated = orders::restate(tx, order).await?;
+    let version = restated.version;
     let (event_id, topic) = match outcome {
         Outcome::Extra => (event::payment_extra(payment), Topic::PaymentExtra),
         _ if reason == CAPTURED_MORE || reason == EXTRA_CAPTURED_MORE => {
@@ -100,14 +101,15 @@ pub(crate) async fn set_aside(
         (true, _) => (aside.amount_minor, aside.settled_minor),
         (false, _) => (aside.before_minor, aside.before_settled_minor),
     };
-    let payload = payload(order, version, reason, payment, &aside, (booked_minor, booked_settled_minor));
+    let payload = payload(order, &restated, reason, payment, &aside, (booked_minor, booked_settled_minor));
     append(tx, &NewEvent { event_id, topic: topic.name(), order_id: order, version, payload, headers: headers(event.traceparent.as_deref()) }).await?;
     Ok(())
 }
 
-fn payload(order: Uuid, version: i64, reason: &str, payment: &PaymentKey, aside: &Aside, booked: (i64, i64)) -> serde_json::Value {
+fn payload(order: Uuid, restated: &orders::Restated, reason: &str, payment: &PaymentKey, aside: &Aside, booked: (i64, i64)) -> serde_json::Value {
     json!({
-        "order_id": order, "version": version, "reason": reason,
+        "order_id": order, "version": restated.version, "reason": reason,
+        "order_status": restated.status, "reference": restated.reference, "customer": restated.customer(),
         "payment": { "provider": payment.provider, "account": payment.account, "payment_id": payment.payment_id,
             "amount_minor": aside.amount_minor, "currency": aside.currency, "settled_minor": aside.settled_minor, "before": aside.before,
             "booked_minor": booked.0, "booked_settled_minor": booked.1 },
@@ -130,8 +132,9 @@ pub(crate) async fn now_extra(tx: &mut PgTransaction<'_>, order: Uuid) -> sqlx::
         let amount_minor = row.amount_minor;
         let aside =
             Aside { amount_minor, currency: row.currency, settled_minor: 0, before: "held".into(), before_minor: amount_minor, before_settled_minor: 0 };
-        let version = orders::restate(tx, order).await?.version;
-        let payload = payload(order, version, "already_paid", &payment, &aside, (amount_minor, 0));
+        let restated = orders::restate(tx, order).await?;
+        let version = restated.version;
+        let payload = payload(order, &restated, "already_paid", &payment, &aside, (amount_minor, 0));
         let event_id = event::payment_extra(&payment);
         append(tx, &NewEvent { event_id, topic: Topic::PaymentExtra.name(), order_id: order, version, payload, headers: headers(None) }).await?;
     }
@@ -159,8 +162,9 @@ pub(crate) async fn surplus(tx: &mut PgTransaction<'_>, order: Uuid, payment: &P
         before_minor: amount_minor,
         before_settled_minor: settled_minor,
     };
-    let version = orders::restate(tx, order).await?.version;
-    let payload = payload(order, version, CAPTURED_MORE, payment, &aside, (amount_minor, settled_minor));
+    let restated = orders::restate(tx, order).await?;
+    let version = restated.version;
+    let payload = payload(order, &restated, CAPTURED_MORE, payment, &aside, (amount_minor, settled_minor));
     let event_id = event::payment_held(payment, &format!("{CAPTURED_MORE}:{amount_minor}"));
     append(tx, &NewEvent { event_id, topic: Topic::PaymentHeld.name(), order_id: order, version, payload, headers: headers(traceparent) }).await?;
     Ok(())

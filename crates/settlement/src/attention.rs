@@ -6,7 +6,7 @@ use time::OffsetDateTime;
 /// One thing that waits for a person, or for something else to happen.
 #[derive(Debug, Clone)]
 pub struct Attention {
-    /// `waiting`, `held`, `extra`, `claimed`, `refund`, `overpaid`, `key`, `failed` or `disputed`.
+    /// `waiting`, `held`, `extra`, `claimed`, `refund`, `overpaid`, `unfulfilled`, `key`, `failed` or `disputed`.
     pub kind: String,
     /// What it is: a payment, an event, a refund, a key.
     pub what: String,
@@ -63,6 +63,10 @@ pub async fn attention(connection: &mut PgConnection, limit: i64) -> sqlx::Resul
                 + COALESCE((SELECT sum(d.amount_minor) FROM disputes d WHERE d.provider = p.provider AND d.account = p.account AND d.payment_id = p.payment_id AND d.status IN ('opened', 'lost')), 0)::bigint AS back) m
             WHERE p.status = 'captured' AND m.back > p.amount_minor
               AND (p.provider, p.account, p.payment_id) IN (SELECT provider, account, payment_id FROM refunds UNION SELECT provider, account, payment_id FROM disputes)
+            UNION ALL
+            SELECT 'unfulfilled', 'line ' || line || ', reservation ' || reservation_id, reference, line_minor, currency,
+                'paid for, and there are no tickets for it: its place was sold to others', changed_at
+            FROM draw_lines WHERE reservation_status = 'lost' AND order_status IN ('paid', 'partially_refunded') AND refunded_minor < line_minor
             UNION ALL
             SELECT 'key', scope || ' ' || key, NULL, NULL, NULL, 'in progress since', created_at FROM idempotency_keys
             WHERE status = 'in_progress' AND created_at < now() - interval '1 minute'

@@ -32,19 +32,22 @@ pub(crate) async fn store(tx: &mut PgTransaction<'_>, items: &[(&Item<'_>, Note<
     let facts: Vec<Option<serde_json::Value>> = items.iter().map(|(item, note)| note.waits_for.is_some().then(|| stored_fact(item.delivery))).collect();
     let made_at: Vec<Option<i64>> = items.iter().map(|(item, _)| item.delivery.made_at).collect();
     let late: Vec<bool> = items.iter().map(|(item, _)| item.delivery.late).collect();
+    let (payment_accounts, payment_ids): (Vec<_>, Vec<_>) =
+        items.iter().map(|(item, _)| item.delivery.fact.payment().map(|key| (key.account.clone(), key.payment_id.clone())).unzip()).unzip();
     let rows = sqlx::query!(
         r#"WITH input AS (
             SELECT *, CASE WHEN late THEN deliveries ELSE 0 END AS late_deliveries FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[],
-                $6::bytea[], $7::integer[], $8::bigint[], $9::bytea[], $10::text[], $11::text[], $12::text[], $13::jsonb[], $14::bigint[], $15::boolean[])
+                $6::bytea[], $7::integer[], $8::bigint[], $9::bytea[], $10::text[], $11::text[], $12::text[], $13::jsonb[], $14::bigint[], $15::boolean[], $16::text[], $17::text[])
                 WITH ORDINALITY
             AS i (provider, account, event_id, provider_event_id, event_type, body, secret_position, deliveries, differing_body, outcome, reason, waits_for, fact,
-                made_at, late, n)
+                made_at, late, payment_account, payment_id, n)
         ), stored AS (
             INSERT INTO webhook_events AS w (provider, account, event_id, provider_event_id, event_type, body, secret_position, deliveries,
-                outcome, reason, waits_for, fact, processed_at, processed_in, differing, differing_body, made_at, late_deliveries)
+                outcome, reason, waits_for, fact, processed_at, processed_in, differing, differing_body, made_at, late_deliveries,
+                payment_account, payment_id)
             SELECT provider, account, event_id, provider_event_id, event_type, body, secret_position, deliveries,
                 outcome, reason, waits_for, fact, CASE WHEN waits_for IS NULL THEN now() END, pg_current_xact_id(), (differing_body IS NOT NULL)::integer,
-                differing_body, to_timestamp(made_at::float8), late_deliveries
+                differing_body, to_timestamp(made_at::float8), late_deliveries, payment_account, payment_id
             FROM input ORDER BY provider, account, event_id
             ON CONFLICT (provider, account, event_id) DO UPDATE SET
                 deliveries = w.deliveries + excluded.deliveries,
@@ -62,7 +65,7 @@ pub(crate) async fn store(tx: &mut PgTransaction<'_>, items: &[(&Item<'_>, Note<
         &column(&|d| d.provider.name().to_owned()), &column(&|d| d.account.clone()), &column(&|d| d.event_id.clone()),
         &provider_event_ids as &[Option<String>], &column(&|d| d.event_type.clone()), &bodies, &positions, &deliveries, &differing as &[Option<Vec<u8>>],
         &outcomes, &reasons as &[Option<String>], &waits as &[Option<String>], &facts as &[Option<serde_json::Value>],
-        &made_at as &[Option<i64>], &late,
+        &made_at as &[Option<i64>], &late, &payment_accounts as &[Option<String>], &payment_ids as &[Option<String>],
     )
     .fetch_all(&mut **tx)
     .await?;
@@ -109,6 +112,7 @@ pub(crate) struct Waiting {
     pub(crate) provider: String,
     pub(crate) account: String,
     pub(crate) event_id: String,
+    pub(crate) waits_for: String,
     event_type: String,
     provider_event_id: Option<String>,
     secret_position: i32,
@@ -139,7 +143,7 @@ impl Waiting {
 pub(crate) async fn take_waiting(tx: &mut PgTransaction<'_>, names: &[String]) -> sqlx::Result<Vec<Waiting>> {
     sqlx::query_as!(
         Waiting,
-        r#"SELECT provider, account, event_id, provider_event_id, event_type, secret_position, fact AS "fact!" FROM webhook_events
+        r#"SELECT provider, account, event_id, provider_event_id, event_type, secret_position, waits_for AS "waits_for!", fact AS "fact!" FROM webhook_events
            WHERE outcome = 'waiting' AND waits_for = ANY ($1) ORDER BY received_at, event_id FOR UPDATE"#,
         names,
     )

@@ -10,7 +10,7 @@ use crate::{aside, orders, refunds, settle};
 
 /// Drives waiting events again whose order exists by now (made by plain SQL, say), or whose payment was captured in the
 /// same instant as they came; and makes payments extra that another replica held in the instant in which their order was
-/// paid. Returns how many events and orders there were.
+/// paid. Returns how many names and orders there were.
 ///
 /// # Errors
 /// When the database fails.
@@ -30,7 +30,7 @@ pub async fn drive_waiting(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Resu
     .await?;
     names.sort();
     settle::lock_names(tx, &names).await?;
-    let driven = settle::settle_waiting(tx, &names).await?;
+    let driven = settle::settle_waiting(tx, &names).await?.len();
     let orders = sqlx::query_scalar!(
         "SELECT o.id FROM payments p JOIN orders o ON o.id = p.order_id WHERE p.disposition = 'held' AND p.held_reason IN ('amount_differs', 'currency_differs')
             AND o.status IN ('paid', 'partially_refunded', 'refunded') ORDER BY o.id LIMIT $1 FOR NO KEY UPDATE OF o SKIP LOCKED",
@@ -130,11 +130,11 @@ pub async fn settle_keys(tx: &mut PgTransaction<'_>, older_than_s: i64, limit: i
     .await?;
     let (mut completed, mut cleared) = (0, 0);
     for row in stuck {
-        if !keys::lock(tx, &row.scope, &row.key).await? {
+        if keys::lock(tx, std::slice::from_ref(&row.scope), std::slice::from_ref(&row.key)).await? != [true] {
             continue;
         }
         if let Some(body) = work_of(tx, &row.scope, &row.key).await? {
-            keys::complete_key(tx, &row.scope, &row.key, &Stored { status: 201, body: body.to_string().into_bytes() }).await?;
+            keys::complete_stuck(tx, &row.scope, &row.key, &Stored { status: 201, body: body.to_string().into_bytes() }).await?;
             completed += 1;
         } else {
             keys::clear(tx, &row.scope, &row.key).await?;

@@ -1,4 +1,5 @@
-//! What a fact does to an order: `webhook_events`, `orders`, `payments`, `refunds`, `disputes` and `idempotency_keys`.
+//! What a fact does to an order: `webhook_events`, `orders`, `payments`, `refunds`, `disputes`, `idempotency_keys`,
+//! `claim_tokens` and `receipts`.
 //!
 //! [`settle()`] takes a batch of deliveries in one transaction. Its happy path is one statement for each round
 //! ([`statement`]); what that leaves over is classified afterwards ([`classify`]). Money that goes back is settled one by
@@ -9,7 +10,9 @@
 mod aside;
 mod attention;
 mod backfill;
+mod claims;
 mod classify;
+mod creation;
 mod customer;
 mod delivery;
 mod disputes;
@@ -20,6 +23,7 @@ mod keys;
 mod moneyback;
 mod orders;
 mod reads;
+mod receipts;
 mod refunding;
 mod refunds;
 mod rounds;
@@ -30,16 +34,17 @@ mod stored;
 
 pub use attention::{Attention, attention};
 pub use backfill::{Backfilled, backfill, known_events};
+pub use claims::{ClaimRefused, Claimed, NewToken, claim, issue_token, purge_tokens};
+pub use creation::{LineText, NewOrder, begin_orders, insert_orders, settle_early};
 pub use customer::{CustomerState, customer_state};
 pub use delivery::{Delivery, LATE_AFTER_SECONDS, Outcome, Settled, Verdict};
 pub use disputes::{Dispute, disputes_of};
 pub use events::store_failed;
 pub use failure::Failure;
-pub use keys::{Begun, Stored, begin_key, complete_key};
-pub use orders::{
-    LineText, NewOrder, Order, OrderView, Payment, Refused, cancel, create, expire, find, find_by_payment, find_id, payments_of, session_of, set_session, view,
-};
+pub use keys::{Begun, KeyAsk, Stored, begin_keys, complete_keys};
+pub use orders::{Order, OrderView, Payment, Refused, cancel, expire, find, find_by_payment, find_id, payments_of, session_of, set_session, view};
 pub use reads::{ReadPlan, claim_due_reads, claim_read, plan_of, read_failed};
+pub use receipts::{ReceiptKind, receipts_of, record_receipt};
 pub use refunding::{NewRefund, RefundRefused, Sending, begin_call, hold_payment, hold_refund, refund_answered, refund_refused, request_refund};
 pub use refunds::{Refund, find as find_refund, refunds_of};
 pub use seen::{Seen, deliveries_of_order, waiting_for_order};

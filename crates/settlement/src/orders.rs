@@ -1,37 +1,14 @@
 //! Orders and their payments: made by the API, read by people.
 
 use counterfoil_payments::event::{Customer, OrderData, PaymentData};
-use counterfoil_payments::{Contact, Disposition, Money, OrderId, OrderKey, OrderStatus, PaymentKey, Reference};
+use counterfoil_payments::{Contact, Disposition, OrderId, OrderKey, OrderStatus, PaymentKey};
 use serde::Serialize;
 use sqlx::{PgConnection, PgTransaction};
 use uuid::Uuid;
 
 use crate::disputes::{self, Dispute};
 use crate::refunds::{self, Refund};
-use crate::settle;
 use crate::stored::parsed;
-
-/// An order to make. Everything in it has been proven by the caller.
-#[derive(Debug, Clone)]
-pub struct NewOrder {
-    /// The shop's name for it.
-    pub reference: Reference,
-    /// What is to be paid.
-    pub money: Money,
-    /// Who buys.
-    pub customer: Customer,
-    /// What is bought.
-    pub lines: LineText,
-    /// How long it may be paid, in seconds; `None` for ever.
-    pub expires_in_s: Option<i64>,
-    /// The checkout session that the shop has opened for it, as (provider, account, id).
-    pub session: Option<PaymentKey>,
-    /// The caller's idempotency key, scope first: how housekeeping finds out whether a call did its work.
-    pub made_by: Option<(String, String)>,
-}
-
-/// The lines of an order as JSON.
-pub type LineText = serde_json::Value;
 
 /// Why an order was not made.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +51,8 @@ pub struct Order {
     pub expires_at: Option<String>,
     /// When it was made, RFC 3339.
     pub created_at: String,
+    /// The shop's customer that it belongs to; none: a guest's.
+    pub customer_id: Option<String>,
 }
 
 /// A payment as it is read.
@@ -106,49 +85,6 @@ impl Payment {
         let provider = parsed(&self.provider)?;
         Ok(PaymentKey { provider, account: self.account.clone(), payment_id: self.payment_id.clone() })
     }
-}
-
-/// Makes an order and settles, in the same transaction, the events that came before it.
-///
-/// # Errors
-/// When its reference is taken, or the database fails.
-pub async fn create(tx: &mut PgTransaction<'_>, new: &NewOrder) -> Result<Order, Refused> {
-    let name = OrderKey::Reference(new.reference.clone()).waits_for();
-    settle::lock_names(tx, std::slice::from_ref(&name)).await?;
-    let customer = &new.customer;
-    let (scope, key) = new.made_by.clone().unzip();
-    let session = new.session.as_ref();
-    // A key that retention has forgotten is still on what it made.
-    let before = sqlx::query_scalar!("SELECT id FROM orders WHERE made_by_scope = $1 AND made_by_key = $2", scope, key).fetch_optional(&mut **tx).await?;
-    if before.is_some() {
-        return Err(Refused::KeyUsed);
-    }
-    let made = sqlx::query_scalar!(
-        "INSERT INTO orders (id, reference, amount_minor, currency, customer_email, customer_name, customer_phone, lines, expires_at,
-            session_provider, session_account, session_id, made_by_scope, made_by_key)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, now() + make_interval(secs => $9::bigint::float8), $10, $11, $12, $13, $14) ON CONFLICT ON CONSTRAINT orders_reference_unique DO NOTHING RETURNING id",
-        Uuid::now_v7(),
-        new.reference.as_str(),
-        new.money.amount_minor,
-        new.money.currency.code(),
-        customer.email,
-        customer.name,
-        customer.phone,
-        new.lines,
-        new.expires_in_s,
-        session.map(|session| session.provider.name()),
-        session.map(|session| session.account.clone()),
-        session.map(|session| session.payment_id.clone()),
-        scope,
-        key,
-    )
-    .fetch_optional(&mut **tx)
-    .await?;
-    let Some(id) = made else {
-        return Err(Refused::ReferenceTaken(new.reference.as_str().to_owned()));
-    };
-    settle::settle_waiting(tx, &[name]).await?;
-    find_id(tx, id).await?.ok_or(Refused::Database(sqlx::Error::RowNotFound))
 }
 
 /// Finds an order by id or reference.
@@ -190,7 +126,7 @@ pub async fn find_id(connection: &mut PgConnection, id: Uuid) -> sqlx::Result<Op
         r#"SELECT id, reference, status, version, amount_minor, currency,
             to_char(paid_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS paid_at,
             to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS expires_at,
-            to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "created_at!"
+            to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "created_at!", customer_id
         FROM orders WHERE id = $1"#,
         id,
     )
@@ -258,20 +194,19 @@ pub async fn cancel(tx: &mut PgTransaction<'_>, key: &OrderKey) -> Result<OrderI
     if now.status == OrderStatus::Cancelled.name() { Ok(OrderId(order.id)) } else { Err(Refused::Status(now.status)) }
 }
 
-/// Ends unpaid orders whose own deadline has passed by the database's clock; at most `limit`. Returns how many.
+/// Ends unpaid orders whose own deadline has passed by the database's clock; at most `limit`. Returns which.
 ///
 /// # Errors
 /// When the database fails.
-pub async fn expire(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Result<u64> {
-    let done = sqlx::query!(
+pub async fn expire(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Result<Vec<Uuid>> {
+    sqlx::query_scalar!(
         "UPDATE orders SET status = 'expired', version = version + 1, updated_at = now() WHERE id IN (
             SELECT id FROM orders WHERE expires_at < now() AND status IN ('pending_payment', 'payment_pending', 'failed_final')
-            ORDER BY id LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED)",
+            ORDER BY id LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED) RETURNING id",
         limit
     )
-    .execute(&mut **tx)
-    .await?;
-    Ok(done.rows_affected())
+    .fetch_all(&mut **tx)
+    .await
 }
 
 /// The checkout session that the shop has opened for an order; its provider is asked what became of it.
@@ -305,11 +240,21 @@ pub async fn session_of(connection: &mut PgConnection, order: Uuid) -> sqlx::Res
     Ok(Some(PaymentKey { provider, account: row.account, payment_id: row.id }))
 }
 
-/// What an order is after its money changed.
+/// What an order is after its money changed, and whose it is: what events about its money say.
 #[derive(Debug)]
 pub(crate) struct Restated {
     pub(crate) status: String,
     pub(crate) version: i64,
+    pub(crate) reference: String,
+    customer_email: Option<String>,
+    customer_name: Option<String>,
+    customer_phone: Option<String>,
+}
+
+impl Restated {
+    pub(crate) fn customer(&self) -> Customer {
+        Customer { email: self.customer_email.clone(), name: self.customer_name.clone(), phone: self.customer_phone.clone() }
+    }
 }
 
 /// Says anew what a paid order is, by the money that still stands: all that was captured for it in its currency, less what
@@ -325,7 +270,7 @@ pub(crate) async fn restate(tx: &mut PgTransaction<'_>, order: Uuid) -> sqlx::Re
         UPDATE orders o SET version = o.version + 1, updated_at = now(), status = CASE
             WHEN o.status NOT IN ('paid', 'partially_refunded', 'refunded') THEN o.status
             WHEN s.minor >= o.amount_minor THEN 'paid' WHEN s.minor > 0 THEN 'partially_refunded' ELSE 'refunded' END
-        FROM standing s WHERE o.id = $1 RETURNING o.status, o.version",
+        FROM standing s WHERE o.id = $1 RETURNING o.status, o.version, o.reference, o.customer_email, o.customer_name, o.customer_phone",
         order,
     )
     .fetch_one(&mut **tx)

@@ -19,7 +19,7 @@ pub struct NewRefund {
     pub payment_id: Option<String>,
     /// How much; `None` for all that is left of it.
     pub amount_minor: Option<i64>,
-    /// Who asks: `api`, `extra`, `late`, `mismatch`.
+    /// Who asks: `api`, `extra`, `late`, `mismatch`, `sold_out`.
     pub origin: &'static str,
     /// Why, in the words of whoever asks.
     pub reason: Option<String>,
@@ -114,7 +114,8 @@ pub async fn request_refund(tx: &mut PgTransaction<'_>, new: &NewRefund, trace: 
         return if same { Ok(made) } else { Err(RefundRefused::KeyUsed) };
     }
     let automatic = new.origin != "api";
-    let payment = refundable(tx, new.order_id, new.payment_id.as_deref(), automatic).await?.ok_or(RefundRefused::NoPayment)?;
+    let aside = automatic && new.origin != "sold_out"; // that one had paid its order
+    let payment = refundable(tx, new.order_id, new.payment_id.as_deref(), aside).await?.ok_or(RefundRefused::NoPayment)?;
     if payment.provider == Provider::Standard.name() {
         return Err(RefundRefused::NoApi(payment.provider));
     }
@@ -125,7 +126,7 @@ pub async fn request_refund(tx: &mut PgTransaction<'_>, new: &NewRefund, trace: 
     if asked > payment.left || asked <= 0 {
         return Err(RefundRefused::TooMuch { asked, left: payment.left.max(0) });
     }
-    let source = if payment.disposition == "settled" && !automatic { "sales" } else { "unallocated" };
+    let source = if payment.disposition == "settled" && !aside { "sales" } else { "unallocated" };
     sqlx::query!(
         "INSERT INTO refunds (id, order_id, provider, account, payment_id, origin, status, amount_minor, currency, source, reason, provider_key, made_by_scope, made_by_key)
          VALUES ($1, $2, $3, $4, $5, $6, 'requested', $7, $8, $9, $10, $11, $12, $13)",

@@ -69,6 +69,7 @@ impl Refund {
             "refund": { "id": self.id, "provider_refund_id": self.provider_refund_id, "origin": self.origin, "status": self.status, "before": before,
                 "amount_minor": self.amount_minor, "currency": self.currency, "source": self.source, "reason": self.reason },
             "payment": { "provider": self.provider, "account": self.account, "payment_id": self.payment_id },
+            "reference": restated.reference, "customer": restated.customer(),
         })
     }
 

@@ -1,6 +1,6 @@
 //! Settles a batch inside one transaction: fold, resolve, rounds, classify.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use counterfoil_payments::{Contact, Fact, Money, News, OrderKey, PaymentKey};
 use sqlx::{Connection, PgTransaction};
@@ -60,13 +60,20 @@ pub async fn settle_or_wait(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> s
 }
 
 /// Settles again what waits for an order that now exists, inside the transaction that made it. One that cannot be settled
-/// is marked as failed, so that it does not keep its order from being made. Returns how many wait no longer.
-pub(crate) async fn settle_waiting(tx: &mut PgTransaction<'_>, names: &[String]) -> sqlx::Result<usize> {
-    let mut driven = 0;
+/// is marked as failed, so that it does not keep its order from being made. Returns the names that something waited for
+/// which waits no longer.
+pub(crate) async fn settle_waiting(tx: &mut PgTransaction<'_>, names: &[String]) -> sqlx::Result<HashSet<String>> {
+    let mut driven = HashSet::new();
     for waiting in events::take_waiting(tx, names).await? {
-        match waiting.delivery() {
-            Ok(delivery) => driven += usize::from(drive_again(tx, &delivery).await?),
-            Err(error) => events::fail_stored(tx, &waiting.provider, &waiting.account, &waiting.event_id, &error.to_string()).await?,
+        let settled = match waiting.delivery() {
+            Ok(delivery) => drive_again(tx, &delivery).await?,
+            Err(error) => {
+                events::fail_stored(tx, &waiting.provider, &waiting.account, &waiting.event_id, &error.to_string()).await?;
+                false
+            }
+        };
+        if settled {
+            driven.insert(waiting.waits_for);
         }
     }
     Ok(driven)
@@ -99,9 +106,12 @@ pub(crate) async fn drive_again(tx: &mut PgTransaction<'_>, delivery: &Delivery)
 
 /// Takes the advisory locks of references, in the order given (sort them first).
 pub(crate) async fn lock_names(tx: &mut PgTransaction<'_>, names: &[String]) -> sqlx::Result<()> {
-    for name in names {
-        sqlx::query!("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", name).execute(&mut **tx).await?;
-    }
+    sqlx::query!(
+        "SELECT pg_advisory_xact_lock(hash) FROM (SELECT hashtextextended(name, 0) AS hash FROM unnest($1::text[]) WITH ORDINALITY AS a (name, n) ORDER BY n OFFSET 0) AS sorted",
+        names
+    )
+    .execute(&mut **tx)
+    .await?;
     Ok(())
 }
 

@@ -16,10 +16,10 @@ WITH input AS MATERIALIZED (
     FROM input i JOIN locked o ON o.id = i.order_id
 ), events AS (
     INSERT INTO webhook_events AS w (provider, account, event_id, provider_event_id, event_type, body, secret_position, deliveries,
-        outcome, reason, processed_at, processed_in, differing, differing_body, made_at, late_deliveries)
+        outcome, reason, processed_at, processed_in, differing, differing_body, made_at, late_deliveries, payment_account, payment_id)
     SELECT provider, account, event_id, provider_event_id, event_type, body, secret_position, deliveries,
         'applied', remark, now(), pg_current_xact_id(), (differing_body IS NOT NULL)::integer, differing_body,
-        to_timestamp(made_at::float8), late::integer * deliveries
+        to_timestamp(made_at::float8), late::integer * deliveries, payment_account, payment_id
     FROM named ORDER BY provider, account, event_id
     ON CONFLICT (provider, account, event_id) DO UPDATE SET
         deliveries = w.deliveries + excluded.deliveries,
@@ -80,6 +80,10 @@ WITH input AS MATERIALIZED (
     RETURNING o.id, o.reference, o.status, o.version, o.amount_minor, o.currency, o.customer_email, o.customer_name, o.customer_phone, o.lines,
         o.paid_at, o.paid_provider, o.paid_account, o.paid_payment_id,
         p.amount_minor AS captured_minor, p.settled_minor, p.before_disposition, p.before_minor, p.before_settled_minor
+), confirmed AS (
+    -- Its places are paid for. Those that were given back are looked for by whoever mints.
+    UPDATE reservations r SET status = 'confirmed', reason = NULL, updated_at = now() FROM updated u
+    WHERE r.order_id = u.id AND u.status = 'paid' AND r.status = 'held'
 ), emitted AS (
     INSERT INTO outbox (event_id, topic, order_id, version, routing_key, payload, headers)
     SELECT n.paid_event_id, 'order.paid', o.id, o.version, 'order.paid', jsonb_build_object(

@@ -6,7 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use counterfoil_ledger::check::differences;
 use counterfoil_providers::{Apis, Mode};
 use counterfoil_settlement::housekeeping::{self, Deferred};
-use counterfoil_settlement::{Delivery, claim_due_reads, expire, plan_of};
+use counterfoil_settlement::{Delivery, claim_due_reads, expire, plan_of, purge_tokens};
+use counterfoil_tickets::release_due;
 use sqlx::PgPool;
 
 use super::{Rhythm, reader};
@@ -84,7 +85,15 @@ impl Jobs {
         let mut tx = self.pool.begin().await?;
         let expired = expire(&mut tx, BATCH).await?;
         tx.commit().await?;
-        Ok(usize::try_from(expired)?)
+        Ok(expired.len())
+    }
+
+    /// Gives back places in draws whose time is over. Nobody waits for this: a request that finds too few left looks itself.
+    pub(super) async fn release_places(&self) -> anyhow::Result<usize> {
+        let mut tx = self.pool.begin().await?;
+        let released = release_due(&mut tx, None, None, BATCH).await?;
+        tx.commit().await?;
+        Ok(usize::try_from(released)?)
     }
 
     pub(super) async fn settle_keys(&self) -> anyhow::Result<usize> {
@@ -126,6 +135,7 @@ impl Jobs {
         let mut removed = housekeeping::purge_events(&mut connection, rhythm.events_s, BATCH * 5).await?;
         removed += housekeeping::give_up_foreign(&mut connection, FOREIGN_S).await?;
         removed += housekeeping::purge_keys(&mut connection, rhythm.keys_s, BATCH * 5).await?;
+        removed += purge_tokens(&mut connection, rhythm.keys_s, BATCH * 5).await?;
         removed += counterfoil_outbox::purge(&mut connection, rhythm.outbox_s, BATCH * 5).await?;
         removed += counterfoil_inbox::purge(&mut connection, rhythm.processed_s, BATCH * 5).await?;
         Ok(usize::try_from(removed)?)

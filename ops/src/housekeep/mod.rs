@@ -41,6 +41,7 @@ pub async fn run(pool: PgPool, apis: Apis, mode: Mode, rhythm: Rhythm, process: 
         every("waiting", rhythm.often, &process, || jobs.drive_waiting()),
         every("deferred", rhythm.seldom, &process, || jobs.drive_deferred()),
         every("expiry", rhythm.often, &process, || jobs.expire()),
+        every("places", rhythm.often, &process, || jobs.release_places()),
         every("keys", rhythm.often, &process, || jobs.settle_keys()),
         every("reads", rhythm.often, &process, || jobs.read_due()),
         every("refunds", rhythm.often, &process, || jobs.resume_refunds()),

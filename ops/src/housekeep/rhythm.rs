@@ -10,7 +10,7 @@ const REPLAY_DAYS: usize = 30;
 /// Options of `counterfoil housekeep`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RhythmOptions {
-    /// Seconds between two looks for waiting events, expiries, keys and due reads.
+    /// Seconds between two looks for waiting events, expiries, places, keys and due reads.
     #[arg(long, env = "COUNTERFOIL_HOUSEKEEP_OFTEN_S", default_value = "5")]
     often_s: String,
     /// Seconds between two looks for what may be removed, and two comparisons of books and payments.
@@ -34,7 +34,7 @@ pub struct RhythmOptions {
     /// Days that consumers' dedupe rows are kept: longer than the outbox rows that can be replayed.
     #[arg(long, env = "COUNTERFOIL_RETENTION_PROCESSED_DAYS", default_value = "120")]
     processed_days: String,
-    /// Days that idempotency keys are kept.
+    /// Days that idempotency keys are kept, and claim tokens behind their expiry.
     #[arg(long, env = "COUNTERFOIL_RETENTION_KEYS_DAYS", default_value = "30")]
     keys_days: String,
 }

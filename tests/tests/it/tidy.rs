@@ -15,6 +15,7 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
     ("outbox", &[], &["lapin", "axum", "counterfoil-payments"]),
     ("inbox", &[], &["lapin", "axum", "counterfoil-payments"]),
     ("ledger", &["payments", "outbox"], &["lapin", "axum", "reqwest"]),
+    ("tickets", &["payments", "outbox"], &["lapin", "axum", "reqwest"]),
     ("broker", &[], &["sqlx", "axum", "counterfoil-payments"]),
     ("chassis", &[], &["lapin", "counterfoil-payments"]),
     ("ingest", &["payments", "providers", "settlement", "outbox", "tickets", "chassis"], &["lapin", "counterfoil-broker"]),
@@ -136,6 +137,12 @@ fn each_tables_name_stands_in_one_crate_tests_and_settlements_statement_apart() 
         ("refunds", "crates/settlement"),
         ("disputes", "crates/settlement"),
         ("provider_reads", "crates/settlement"),
+        ("claim_tokens", "crates/settlement"),
+        ("receipts", "crates/settlement"),
+        ("draws", "crates/tickets"),
+        ("reservations", "crates/tickets"),
+        ("tickets", "crates/tickets"),
+        ("ticket_standings", "crates/tickets"),
         ("deployment", "crates/chassis"),
     ];
     for path in files(".rs").into_iter().filter(|path| !path.contains("tests/") && !path.starts_with("bench/")) {

@@ -39,7 +39,15 @@ fn paid(before: Disposition) -> Event {
 }
 
 fn aside(before: Disposition) -> PaymentEventData {
-    PaymentEventData { order_id: OrderId(Uuid::nil()), version: 2, reason: "already_paid".into(), payment: payment(before) }
+    PaymentEventData {
+        order_id: OrderId(Uuid::nil()),
+        version: 2,
+        reason: "already_paid".into(),
+        payment: payment(before),
+        order_status: None,
+        reference: None,
+        customer: None,
+    }
 }
 
 async fn balances(stage: &Stage) -> Vec<(String, i64)> {

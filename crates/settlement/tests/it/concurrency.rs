@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use counterfoil_payments::{News, OrderKey};
-use counterfoil_settlement::{Delivery, Failure, Outcome, Verdict, create, lock_orders, settle, settle_or_wait};
+use counterfoil_settlement::{Delivery, Failure, Outcome, Verdict, lock_orders, settle, settle_or_wait};
 use counterfoil_tests::Stage;
 use rand::seq::SliceRandom;
 use sqlx::PgPool;
 use tokio::sync::Barrier;
 
-use crate::support::{delivery, new_order, news, order, outcome, settled, settled_or_waiting, status, topics};
+use crate::support::{create, delivery, new_order, news, order, outcome, settled, settled_or_waiting, status, topics};
 
 /// Settles a batch and waits for what is locked, as both lanes together do; deadlocks and lock timeouts are counted.
 async fn settle_all(pool: &PgPool, mut batch: Vec<Delivery>) -> usize {
@@ -73,7 +73,7 @@ async fn an_order_and_its_event_made_at_the_same_instant_end_paid_500_times() {
             async move {
                 gate.wait().await;
                 let mut tx = pool.begin().await.unwrap();
-                let made = create(&mut tx, &new_order(&reference)).await.unwrap();
+                let made = create(&mut tx, &new_order(&reference)).await;
                 tx.commit().await.unwrap();
                 made.id
             }
@@ -97,7 +97,7 @@ async fn an_event_that_came_before_its_order_waits_and_is_applied_when_the_order
     let waits: String = sqlx::query_scalar("SELECT waits_for FROM webhook_events").fetch_one(&pool).await.unwrap();
     assert_eq!(waits, "order:early");
     let mut tx = pool.begin().await.unwrap();
-    let made = create(&mut tx, &new_order("early")).await.unwrap();
+    let made = create(&mut tx, &new_order("early")).await;
     tx.commit().await.unwrap();
     assert_eq!(made.status, "paid");
     let (stored, deliveries, body): (String, i64, Vec<u8>) =

@@ -1,12 +1,12 @@
 //! The jobs that no message starts, step by step.
 
 use counterfoil_payments::{News, OrderKey, RefundStatus};
-use counterfoil_settlement::{Begun, Delivery, NewRefund, Outcome, attention, begin_key, create, housekeeping, request_refund};
+use counterfoil_settlement::{Begun, Delivery, NewRefund, Outcome, attention, housekeeping, request_refund};
 use counterfoil_tests::Stage;
 use sqlx::PgPool;
 use uuid::Uuid;
 
-use crate::support::{delivery, new_order, news, order, outcome, outcomes, refund, settled, settled_or_waiting, status, topics};
+use crate::support::{ask, begin_key, create, delivery, new_order, news, order, outcome, outcomes, refund, settled, settled_or_waiting, status, topics};
 
 async fn driven(pool: &PgPool) -> usize {
     let mut tx = pool.begin().await.unwrap();
@@ -35,7 +35,7 @@ async fn an_event_whose_order_is_made_by_plain_sql_is_applied_by_housekeeping_by
 async fn an_event_whose_order_never_appears_or_was_rolled_back_is_listed_with_its_age_and_amount() {
     let pool = Stage::with_schema().await.pool();
     let mut tx = pool.begin().await.unwrap();
-    create(&mut tx, &new_order("gone")).await.unwrap();
+    create(&mut tx, &new_order("gone")).await;
     let orphan = delivery(News::Captured, OrderKey::read("never"), "pi_1", 1099, "EUR");
     assert_eq!(outcome(&settled_or_waiting(&pool, &orphan).await), Outcome::Waiting);
     tx.rollback().await.unwrap();
@@ -72,7 +72,7 @@ async fn a_key_left_in_progress_by_a_crash_is_completed_with_its_works_answer_or
     request_refund(&mut tx, &new, None).await.unwrap();
     let mut made = new_order("by key");
     made.made_by = Some(("shop:POST /orders".into(), "order".into()));
-    create(&mut tx, &made).await.unwrap();
+    create(&mut tx, &made).await;
     tx.commit().await.unwrap();
     let stuck = "INSERT INTO idempotency_keys (scope, key, request_hash, status, created_at) VALUES
         ('shop:POST /orders/{id}/refunds', 'done', 'x', 'in_progress', now() - interval '1 hour'), ('shop:POST /orders', 'order', 'x', 'in_progress', now() - interval '1 hour'),
@@ -81,18 +81,18 @@ async fn a_key_left_in_progress_by_a_crash_is_completed_with_its_works_answer_or
     sqlx::query(stuck).execute(&pool).await.unwrap();
     assert_eq!(attention(&mut pool.acquire().await.unwrap(), 50).await.unwrap().iter().filter(|entry| entry.kind == "key").count(), 4);
     let mut running = pool.begin().await.unwrap();
-    assert_eq!(begin_key(&mut running, "shop:POST /orders", "running", b"x").await.unwrap(), Begun::Running, "it holds the lock now");
+    assert_eq!(begin_key(&mut running, &ask("shop:POST /orders", "running", b"x")).await, Begun::Running, "it holds the lock now");
     let mut tx = pool.begin().await.unwrap();
     assert_eq!(housekeeping::settle_keys(&mut tx, 60, 100).await.unwrap(), (2, 1));
     tx.commit().await.unwrap();
     running.rollback().await.unwrap();
     let mut tx = pool.begin().await.unwrap();
-    let Begun::Answered(stored) = begin_key(&mut tx, "shop:POST /orders/{id}/refunds", "done", b"x").await.unwrap() else { panic!("not completed") };
+    let Begun::Answered(stored) = begin_key(&mut tx, &ask("shop:POST /orders/{id}/refunds", "done", b"x")).await else { panic!("not completed") };
     assert_eq!(stored.status, 201);
     assert!(String::from_utf8(stored.body).unwrap().contains(&refund_id.to_string()));
-    assert!(matches!(begin_key(&mut tx, "shop:POST /orders", "order", b"x").await.unwrap(), Begun::Answered(_)));
-    assert_eq!(begin_key(&mut tx, "shop:POST /orders/{id}/refunds", "lost", b"x").await.unwrap(), Begun::First, "cleared: the caller may try again");
-    assert_eq!(begin_key(&mut tx, "shop:POST /orders", "young", b"x").await.unwrap(), Begun::Running);
+    assert!(matches!(begin_key(&mut tx, &ask("shop:POST /orders", "order", b"x")).await, Begun::Answered(_)));
+    assert_eq!(begin_key(&mut tx, &ask("shop:POST /orders/{id}/refunds", "lost", b"x")).await, Begun::First, "cleared: the caller may try again");
+    assert_eq!(begin_key(&mut tx, &ask("shop:POST /orders", "young", b"x")).await, Begun::Running);
 }
 
 #[tokio::test]

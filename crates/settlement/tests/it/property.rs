@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use counterfoil_payments::{Contact, DisputeStatus, Fact, Money, News, OrderKey, RefundStatus};
-use counterfoil_settlement::{Delivery, Verdict, create, housekeeping, settle};
+use counterfoil_settlement::{Delivery, Verdict, housekeeping, settle};
 use counterfoil_tests::Stage;
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
@@ -13,7 +13,7 @@ use rand::{RngExt, SeedableRng};
 use sqlx::PgPool;
 use uuid::Uuid;
 
-use crate::support::{book, delivery, differing, dispute, key, new_order, refund, says, settled_or_waiting};
+use crate::support::{book, create, delivery, differing, dispute, key, new_order, refund, says, settled_or_waiting};
 
 const PRICE: i64 = 1000;
 
@@ -267,7 +267,7 @@ async fn live(pool: &PgPool, rng: &mut StdRng, reference: &str, facts: &[Deliver
     let mut new = new_order(reference);
     new.money.amount_minor = PRICE;
     new.customer.email = None;
-    let order = create(&mut tx, &new).await.unwrap().id;
+    let order = create(&mut tx, &new).await.id;
     tx.commit().await.unwrap();
     let mut after = after;
     while !after.is_empty() {

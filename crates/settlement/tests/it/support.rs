@@ -2,9 +2,11 @@
 
 use counterfoil_payments::event::Customer;
 use counterfoil_payments::{Contact, DisputeStatus, Fact, Money, News, OrderId, OrderKey, PaymentKey, Provider, RefundStatus};
-use counterfoil_settlement::{Delivery, NewOrder, Outcome, Verdict, create, settle, settle_or_wait};
+use counterfoil_settlement::{
+    Begun, Delivery, KeyAsk, NewOrder, Order, Outcome, Verdict, begin_keys, begin_orders, insert_orders, settle, settle_early, settle_or_wait,
+};
 use serde_json::json;
-use sqlx::PgPool;
+use sqlx::{PgPool, PgTransaction};
 use uuid::Uuid;
 
 pub(crate) fn key(payment: &str) -> PaymentKey {
@@ -42,6 +44,8 @@ pub(crate) fn news(news: News, order: Uuid, payment: &str) -> Delivery {
 
 pub(crate) fn new_order(reference: &str) -> NewOrder {
     NewOrder {
+        id: Uuid::now_v7(),
+        customer_id: None,
         reference: reference.parse().unwrap(),
         money: Money::new(1099, "EUR".parse().unwrap()),
         customer: Customer { email: Some("ann@example.com".into()), name: Some("Ann".into()), phone: None },
@@ -50,6 +54,23 @@ pub(crate) fn new_order(reference: &str) -> NewOrder {
         session: None,
         made_by: None,
     }
+}
+
+/// Makes one order, as the API does.
+pub(crate) async fn create(tx: &mut PgTransaction<'_>, new: &NewOrder) -> Order {
+    assert!(begin_orders(tx, &[new]).await.unwrap().iter().all(Option::is_none));
+    let made = insert_orders(tx, &[new]).await.unwrap();
+    settle_early(tx, made).await.unwrap().remove(0).order
+}
+
+/// Begins one keyed call.
+pub(crate) async fn begin_key(tx: &mut PgTransaction<'_>, ask: &KeyAsk) -> Begun {
+    begin_keys(tx, &[ask]).await.unwrap().remove(0)
+}
+
+/// A key and what its call means.
+pub(crate) fn ask(scope: &str, key: &str, hash: &[u8]) -> KeyAsk {
+    KeyAsk { scope: scope.into(), key: key.into(), request_hash: hash.to_vec() }
 }
 
 /// An event that says this, whatever it is about.
@@ -70,7 +91,7 @@ pub(crate) fn dispute(payment: &str, id: &str, status: DisputeStatus, amount_min
 /// Makes an order of 10.99 EUR.
 pub(crate) async fn order(pool: &PgPool) -> Uuid {
     let mut tx = pool.begin().await.unwrap();
-    let made = create(&mut tx, &new_order(&format!("ref-{}", Uuid::new_v4()))).await.unwrap();
+    let made = create(&mut tx, &new_order(&format!("ref-{}", Uuid::new_v4()))).await;
     tx.commit().await.unwrap();
     made.id
 }

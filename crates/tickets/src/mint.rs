@@ -1,0 +1,232 @@
+//! Minting: paid order lines get their numbers, many orders in one transaction on one hot row.
+//!
+//! Rules it keeps:
+//! - Whoever acts on an order takes its advisory lock first, in a statement of its own: a refund and its payment, handled by two
+//!   replicas at once, see each other's rows.
+//! - The draws' rows are locked in the order of their ids, and numbers follow from the locked row. Tickets and counter commit together,
+//!   so there are no gaps; the exclusion constraint says that there are no overlaps.
+//! - A line whose place was given back before its money came takes what is left of a draw that is not closed; where nothing is left it
+//!   is lost, and says so.
+
+use std::collections::{BTreeMap, HashSet};
+
+use counterfoil_outbox::{NewEvent, append_all};
+use counterfoil_payments::event::{self, Body, OrderData, TicketRange, TicketsData, UnavailableData, UnavailableLine};
+use counterfoil_payments::{Event, OrderId, Topic};
+use serde::Serialize;
+use serde_json::json;
+use sqlx::PgTransaction;
+use uuid::Uuid;
+
+use crate::reserve::release_due;
+use crate::standings;
+
+/// Reservations that are given back for one late payment, at the most.
+const RELEASE_MAX: i64 = 1000;
+
+/// Follows events, sorted by id, none of which was followed before: mints for paid orders, voids what went back.
+///
+/// # Errors
+/// When the database fails, or a line names a draw that is not here.
+pub async fn apply(tx: &mut PgTransaction<'_>, events: &[&Event]) -> sqlx::Result<()> {
+    let mut orders: Vec<Uuid> = events.iter().map(|event| event.order_id.0).collect();
+    orders.sort_unstable();
+    orders.dedup();
+    lock_orders(tx, &orders).await?;
+    let news = standings::learn(tx, events).await?;
+    let mut said = mint(tx, events).await?;
+    said.extend(standings::follow(tx, &news).await?);
+    append_all(tx, &said).await?;
+    Ok(())
+}
+
+async fn lock_orders(tx: &mut PgTransaction<'_>, orders: &[Uuid]) -> sqlx::Result<()> {
+    sqlx::query!(
+        "SELECT pg_advisory_xact_lock(hash) FROM (SELECT hashtextextended(id::text, 2) AS hash FROM unnest($1::uuid[]) WITH ORDINALITY AS a (id, n) ORDER BY n OFFSET 0) AS sorted",
+        orders
+    )
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
+}
+
+/// An event of a ticket crate's topic, ready for the outbox.
+pub(crate) fn said<T: Serialize>(event_id: Uuid, topic: Topic, order: OrderId, version: i64, data: &T) -> sqlx::Result<NewEvent> {
+    let payload = serde_json::to_value(data).map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
+    Ok(NewEvent { event_id, topic: topic.name(), order_id: order.0, version, payload, headers: json!({}) })
+}
+
+/// A paid order: what its events say, and whether the contact became known with one of them.
+struct Purchase<'a> {
+    data: &'a OrderData,
+    contact_known: bool,
+    issued: Vec<TicketRange>,
+    known: usize,
+    lost: Vec<UnavailableLine>,
+}
+
+/// One of its lines that buys tickets.
+#[derive(Debug, Clone)]
+struct Line {
+    order: OrderId,
+    line: i32,
+    draw: Uuid,
+    quantity: i64,
+    amount_minor: i64,
+}
+
+fn purchases<'a>(events: &[&'a Event]) -> BTreeMap<OrderId, Purchase<'a>> {
+    let mut purchases: BTreeMap<OrderId, Purchase<'a>> = BTreeMap::new();
+    for event in events {
+        let (Body::OrderPaid(data) | Body::OrderContactKnown(data)) = &event.body else { continue };
+        let contact_known = matches!(event.body, Body::OrderContactKnown(_));
+        let purchase = purchases.entry(event.order_id).or_insert(Purchase { data, contact_known, issued: Vec::new(), known: 0, lost: Vec::new() });
+        if contact_known {
+            (purchase.data, purchase.contact_known) = (data, true);
+        }
+    }
+    purchases.retain(|_, purchase| purchase.data.lines.iter().any(|line| line.draw.is_some()));
+    purchases
+}
+
+fn lines(order: OrderId, data: &OrderData) -> impl Iterator<Item = Line> {
+    data.lines
+        .iter()
+        .zip(0..)
+        .filter_map(move |(line, nth)| Some(Line { order, line: nth, draw: line.draw?, quantity: line.quantity, amount_minor: line.amount_minor }))
+}
+
+async fn mint(tx: &mut PgTransaction<'_>, events: &[&Event]) -> sqlx::Result<Vec<NewEvent>> {
+    let mut purchases = purchases(events);
+    let wanted: Vec<Line> = purchases.iter().flat_map(|(order, purchase)| lines(*order, purchase.data)).collect();
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let missing = give_out(tx, &mut purchases, wanted).await?;
+    let mut retaken = Vec::new();
+    for line in missing {
+        if retake(tx, &line).await? {
+            retaken.push(line);
+        } else if let Some(purchase) = purchases.get_mut(&line.order) {
+            purchase.lost.push(UnavailableLine { line: line.line, draw_id: line.draw, quantity: line.quantity, amount_minor: line.amount_minor });
+        }
+    }
+    if !retaken.is_empty() {
+        let missing = give_out(tx, &mut purchases, retaken).await?;
+        if let Some(line) = missing.first() {
+            return Err(sqlx::Error::Protocol(format!("order {} line {}: its reservation is of another draw", line.order, line.line)));
+        }
+    }
+    announce(tx, purchases).await
+}
+
+/// Mints for lines that have their place; returns those that have none.
+async fn give_out(tx: &mut PgTransaction<'_>, purchases: &mut BTreeMap<OrderId, Purchase<'_>>, wanted: Vec<Line>) -> sqlx::Result<Vec<Line>> {
+    let numbers: Vec<i32> = (0..).take(wanted.len()).collect();
+    let orders: Vec<Uuid> = wanted.iter().map(|line| line.order.0).collect();
+    let lines: Vec<i32> = wanted.iter().map(|line| line.line).collect();
+    let draws: Vec<Uuid> = wanted.iter().map(|line| line.draw).collect();
+    let rows = sqlx::query_file!("src/mint.sql", &numbers, &orders, &lines, &draws).fetch_all(&mut **tx).await?;
+    let mut missing = Vec::new();
+    for (line, row) in wanted.into_iter().zip(rows) {
+        let Some(purchase) = purchases.get_mut(&line.order) else { continue };
+        match (row.first_number, row.last_number) {
+            (Some(first_number), Some(last_number)) if row.status.as_deref() == Some("valid") => purchase.issued.push(TicketRange {
+                line: line.line,
+                draw_id: line.draw,
+                draw: row.reference.unwrap_or_default(),
+                name: row.name.unwrap_or_default(),
+                first_number,
+                last_number,
+            }),
+            (Some(_), _) => {} // void from the start: its money had gone back already
+            (None, _) if row.known => purchase.known += 1,
+            (None, _) => missing.push(line),
+        }
+    }
+    Ok(missing)
+}
+
+/// Takes a place for money that came late, if its draw has one; the draws' rows are locked. `false`: the line is lost.
+async fn retake(tx: &mut PgTransaction<'_>, line: &Line) -> sqlx::Result<bool> {
+    let held = sqlx::query!(
+        "UPDATE reservations SET status = 'confirmed', reason = NULL, updated_at = now() WHERE order_id = $1 AND line = $2 AND status = 'held'",
+        line.order.0,
+        line.line
+    );
+    if held.execute(&mut **tx).await?.rows_affected() == 1 {
+        return Ok(true); // settled by a process of an earlier release
+    }
+    let lost = sqlx::query_scalar!(
+        r#"SELECT EXISTS (SELECT FROM reservations WHERE order_id = $1 AND line = $2 AND status = 'lost')
+            OR EXISTS (SELECT FROM ticket_standings WHERE order_id = $1 AND order_status = 'refunded') AS "lost!""#,
+        line.order.0,
+        line.line
+    );
+    let lost = lost.fetch_one(&mut **tx).await?;
+    let mut free = !lost && take(tx, line).await?;
+    if !lost && !free && release_due(tx, Some(&[line.draw]), None, RELEASE_MAX).await? > 0 {
+        free = take(tx, line).await?;
+    }
+    sqlx::query!(
+        "INSERT INTO reservations (id, order_id, line, draw_id, quantity, status, expires_at) VALUES ($1, $2, $3, $4, $5, $6, now())
+         ON CONFLICT ON CONSTRAINT reservations_one_for_a_line DO UPDATE SET status = excluded.status, reason = NULL, updated_at = now()",
+        Uuid::now_v7(),
+        line.order.0,
+        line.line,
+        line.draw,
+        line.quantity,
+        if free { "confirmed" } else { "lost" },
+    )
+    .execute(&mut **tx)
+    .await?;
+    Ok(free)
+}
+
+async fn take(tx: &mut PgTransaction<'_>, line: &Line) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "UPDATE draws SET reserved = reserved + $2, updated_at = now()
+         WHERE id = $1 AND (capacity IS NULL OR reserved + $2 <= capacity) AND (closes_at IS NULL OR closes_at > now())",
+        line.draw,
+        line.quantity
+    );
+    Ok(done.execute(&mut **tx).await?.rows_affected() == 1)
+}
+
+/// What is to be said of each purchase.
+async fn announce(tx: &mut PgTransaction<'_>, purchases: BTreeMap<OrderId, Purchase<'_>>) -> sqlx::Result<Vec<NewEvent>> {
+    let mut events = Vec::with_capacity(purchases.len());
+    for (order, purchase) in purchases {
+        let data = purchase.data;
+        let tickets =
+            |tickets| TicketsData { order_id: order, version: data.version, reference: data.reference.clone(), customer: data.customer.clone(), tickets };
+        if !purchase.issued.is_empty() {
+            events.push(said(event::tickets_issued(order), Topic::TicketsIssued, order, data.version, &tickets(purchase.issued))?);
+        } else if purchase.known > 0 && purchase.contact_known {
+            let valid = standings::valid_ranges(tx, order).await?;
+            if !valid.is_empty() {
+                events.push(said(event::tickets_issued_again(order, "contact"), Topic::TicketsIssued, order, data.version, &tickets(valid))?);
+            }
+        }
+        if !purchase.lost.is_empty() {
+            events.push(said(event::tickets_unavailable(order), Topic::TicketsUnavailable, order, data.version, &unavailable(data, purchase.lost)?)?);
+        }
+    }
+    Ok(events)
+}
+
+fn unavailable(data: &OrderData, lost: Vec<UnavailableLine>) -> sqlx::Result<UnavailableData> {
+    let whole = lost.iter().map(|line| line.line).collect::<HashSet<_>>().len() == data.lines.len();
+    let sum = lost.iter().try_fold(0_i64, |sum, line| sum.checked_add(line.amount_minor));
+    let sum = sum.ok_or_else(|| sqlx::Error::Protocol(format!("the lines of order {} come to more than 64 bits hold", data.order_id)))?;
+    Ok(UnavailableData {
+        order_id: data.order_id,
+        version: data.version,
+        reference: data.reference.clone(),
+        customer: data.customer.clone(),
+        payment: data.payment.key(),
+        amount_minor: (!whole).then_some(sum),
+        currency: data.currency,
+        lines: lost,
+    })
+}
