@@ -1,20 +1,12 @@
 //! Webhooks a second accepted over HTTP, against the classic handler's transaction run by pgbench on the same database.
 
-use std::process::Command;
-use std::time::{Duration, Instant};
-
-use anyhow::Context;
 use counterfoil_tests::fleet::stripe_signature;
 use counterfoil_tests::{Fleet, Stage};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use uuid::Uuid;
 
+use crate::load::{Script, pgbench, send_all};
 use crate::{ROUNDS, median, say};
-
-/// Connections of the provider.
-const CONNECTIONS: usize = 96;
 
 /// Webhooks a round.
 const WEBHOOKS: usize = 40_000;
@@ -37,12 +29,11 @@ pub(crate) async fn measure() -> anyhow::Result<()> {
     let stage = Stage::with_schema().await;
     let mut database = PgConnection::connect(&stage.database_url).await?;
     make_orders(&mut database, "classic", 100_000).await?;
-    let script = std::env::temp_dir().join(format!("counterfoil-classic-{}.sql", Uuid::new_v4()));
-    std::fs::write(&script, CLASSIC)?;
-    let script_name = script.to_str().context("a temporary path that is text")?;
+    let script = Script::write(CLASSIC)?;
+    let script_name = script.path();
     let mut best = (0, 0.0);
     for connections in [4, 8, 16, 32] {
-        let rate = classic(&stage, script_name, connections, CLASSIC_SECONDS)?;
+        let rate = pgbench(&stage, script_name, connections, CLASSIC_SECONDS)?;
         say(&format!("classic handler, {connections} connections: {rate:.0}/s"));
         best = if rate > best.1 { (connections, rate) } else { best };
     }
@@ -51,7 +42,7 @@ pub(crate) async fn measure() -> anyhow::Result<()> {
     let address = shop.base.trim_start_matches("http://").to_owned();
     let (mut rates, mut ratios) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        let classic = classic(&stage, script_name, best.0, CLASSIC_SECONDS)?;
+        let classic = pgbench(&stage, script_name, best.0, CLASSIC_SECONDS)?;
         let ids = make_orders(&mut database, &format!("round-{round}"), WEBHOOKS).await?;
         let ours = webhooks(&address, &ids).await?;
         let paid: i64 = sqlx::query_scalar("SELECT count(*) FROM outbox WHERE order_id = ANY ($1)").bind(&ids).fetch_one(&mut database).await?;
@@ -62,7 +53,6 @@ pub(crate) async fn measure() -> anyhow::Result<()> {
         // Both add rows; the tables keep their size from round to round.
         sqlx::raw_sql("TRUNCATE outbox, webhook_events, payments, refunds, disputes").execute(&mut database).await?;
     }
-    std::fs::remove_file(script)?;
     say(&format!(
         "ingest: {:.0} webhooks/s, {:.2} times the classic handler at its best ({} connections), medians of {ROUNDS} rounds",
         median(rates),
@@ -79,21 +69,6 @@ async fn make_orders(database: &mut PgConnection, prefix: &str, count: usize) ->
     Ok(sqlx::query_scalar(AssertSqlSafe(insert)).fetch_all(database).await?)
 }
 
-/// Transactions a second of the classic handler.
-fn classic(stage: &Stage, script: &str, connections: usize, seconds: u64) -> anyhow::Result<f64> {
-    let out = Command::new("pgbench")
-        .args(["-n", "-M", "prepared", "-f", script, "-c", &connections.to_string(), "-j", "2", "-T", &seconds.to_string(), &stage.database_url])
-        .output()
-        .context("pgbench (it comes with PostgreSQL)")?;
-    let text = String::from_utf8(out.stdout)?;
-    let rate = text
-        .lines()
-        .find_map(|line| line.strip_prefix("tps = "))
-        .and_then(|rest| rest.split(' ').next())
-        .with_context(|| format!("{text}\n{}", String::from_utf8_lossy(&out.stderr)))?;
-    Ok(rate.parse()?)
-}
-
 /// A signed request of 1.3 kB for an order, as bytes.
 fn request(order: Uuid, time: u64) -> Vec<u8> {
     let padding = "x".repeat(900);
@@ -108,39 +83,8 @@ fn request(order: Uuid, time: u64) -> Vec<u8> {
     [head.as_bytes(), body.as_bytes()].concat()
 }
 
-/// Sends one webhook for each order over keep-alive connections; the rate at which they were answered 200.
+/// Sends one webhook for each order; the rate at which they were answered 200.
 async fn webhooks(address: &str, orders: &[Uuid]) -> anyhow::Result<f64> {
     let time = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH)?.as_secs();
-    let requests: Vec<Vec<u8>> = orders.iter().map(|order| request(*order, time)).collect();
-    let parts: Vec<Vec<Vec<u8>>> = (0..CONNECTIONS).map(|nth| requests.iter().skip(nth).step_by(CONNECTIONS).cloned().collect()).collect();
-    let begun = Instant::now();
-    let senders: Vec<_> = parts.into_iter().map(|part| tokio::spawn(send(address.to_owned(), part))).collect();
-    for sender in senders {
-        sender.await??;
-    }
-    Ok(orders.len() as f64 / begun.elapsed().max(Duration::from_millis(1)).as_secs_f64())
-}
-
-async fn send(address: String, requests: Vec<Vec<u8>>) -> anyhow::Result<()> {
-    let mut stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
-    let mut answer = vec![0; 4096];
-    for request in requests {
-        loop {
-            stream.write_all(&request).await?;
-            let mut read = 0;
-            // Answers are small; the body follows its head in one segment and ends with a brace.
-            while read == 0 || answer[read - 1] != b'}' {
-                let count = stream.read(&mut answer[read..]).await?;
-                anyhow::ensure!(count > 0, "ingest closed the connection");
-                read += count;
-            }
-            if answer.starts_with(b"HTTP/1.1 200") {
-                break;
-            }
-            anyhow::ensure!(answer.starts_with(b"HTTP/1.1 503"), "{}", String::from_utf8_lossy(&answer[..read]));
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-    Ok(())
+    send_all(address, orders.iter().map(|order| request(*order, time)).collect(), "200").await
 }

@@ -1,7 +1,11 @@
-//! Measurements as ratios in one run: `make bench`. Medians of several rounds; absolute numbers are this machine's alone.
+//! Measurements as ratios in one run: `make bench`. Medians of several rounds; one name of ingest, relay,
+//! tickets, checkout measures that alone. Absolute numbers are this machine's.
 
+mod checkout;
 mod ingest;
+mod load;
 mod relay;
+mod tickets;
 
 use std::io::Write;
 
@@ -10,8 +14,21 @@ const ROUNDS: usize = 5;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    ingest::measure().await?;
-    relay::measure().await
+    let only = std::env::args().nth(1);
+    let wanted = |name: &str| only.as_deref().is_none_or(|only| only == name);
+    if wanted("ingest") {
+        ingest::measure().await?;
+    }
+    if wanted("relay") {
+        relay::measure().await?;
+    }
+    if wanted("tickets") {
+        tickets::measure().await?;
+    }
+    if wanted("checkout") {
+        checkout::measure().await?;
+    }
+    Ok(())
 }
 
 /// The middle of an odd number of values.

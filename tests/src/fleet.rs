@@ -18,7 +18,8 @@ use crate::stage::{RUNGS, Stage, root, until};
 /// The secrets of every test fleet.
 pub const STRIPE_SECRET: &str = "whsec_test_of_counterfoil";
 const STANDARD_SECRET: &str = "whsec_Y291bnRlcmZvaWwtdGVzdC1zZWNyZXQtMDEyMw==";
-const TOKEN: &str = "0123456789abcdef0123";
+/// The bearer token of every test fleet.
+pub const TOKEN: &str = "0123456789abcdef0123";
 
 /// The secret of Razorpay's API key, which signs what a browser brings back.
 pub const RAZORPAY_KEY_SECRET: &str = "razorpay-key-secret";

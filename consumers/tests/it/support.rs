@@ -48,11 +48,37 @@ impl Bench {
         let order = Uuid::new_v4();
         let email = format!("{order}@example.com");
         self.insert_order(order, &email).await;
+        if self.name == "tickets" {
+            return (self.paid_tickets(order, &email).await, email);
+        }
         if self.name == "refunds" {
             let id = self.insert_refund("stripe", order, 1099).await;
             return (refund_event(order, id, "stripe"), email);
         }
         (paid_event(order, &email), email)
+    }
+
+    /// The event of a paid order of three tickets, whose place is confirmed.
+    async fn paid_tickets(&self, order: Uuid, email: &str) -> Value {
+        let draw: Uuid = sqlx::query_scalar("WITH made AS (INSERT INTO draws (reference, name, reserved) VALUES ('draw', 'Draw', 0) ON CONFLICT DO NOTHING), more AS (UPDATE draws SET reserved = reserved + 3) SELECT id FROM draws WHERE reference = 'draw'")
+            .fetch_optional(&self.stage.pool())
+            .await
+            .unwrap()
+            .unwrap_or_default();
+        if draw.is_nil() {
+            return Box::pin(self.paid_tickets(order, email)).await; // the draw was made just now
+        }
+        sqlx::query(
+            "INSERT INTO reservations (id, order_id, line, draw_id, quantity, status, expires_at) VALUES (gen_random_uuid(), $1, 0, $2, 3, 'confirmed', now())",
+        )
+        .bind(order)
+        .bind(draw)
+        .execute(&self.stage.pool())
+        .await
+        .unwrap();
+        let mut event = paid_event(order, email);
+        event["data"]["lines"] = json!([{ "description": "Tickets", "quantity": 3, "amount_minor": 1099, "draw": draw }]);
+        event
     }
 
     /// A captured payment of an order, here and at its provider, and a refund of it that was asked for.
@@ -86,6 +112,18 @@ impl Bench {
             "refunds" => {
                 let mark = event["data"]["refund"]["id"].as_str().unwrap();
                 self.simulator.refunds().iter().filter(|refund| refund.mark == mark).count()
+            }
+            "tickets" => {
+                let order: Uuid = event["subject"].as_str().unwrap().parse().unwrap();
+                let ranges: i64 =
+                    sqlx::query_scalar("SELECT count(*) FROM tickets WHERE order_id = $1").bind(order).fetch_one(&self.stage.pool()).await.unwrap();
+                let told: i64 = sqlx::query_scalar("SELECT count(*) FROM outbox WHERE order_id = $1 AND topic = 'tickets.issued'")
+                    .bind(order)
+                    .fetch_one(&self.stage.pool())
+                    .await
+                    .unwrap();
+                assert_eq!(ranges, told, "numbers and the event that tells them commit together");
+                usize::try_from(ranges).unwrap()
             }
             "email" => self.smtp.mails_to(email),
             "crm" => self.crm.seen().iter().filter(|seen| seen.body.contains(email) && seen.head.contains(event["id"].as_str().unwrap())).count(),

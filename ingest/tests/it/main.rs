@@ -7,3 +7,4 @@ mod orders;
 mod process;
 mod refunds;
 mod returns;
+mod tickets;

@@ -2,6 +2,8 @@
 
 mod money_back;
 mod restarts;
+mod shops;
+mod tickets;
 mod tidy;
 mod traces;
 mod whole;

@@ -50,7 +50,7 @@ async fn every_payload_that_settlement_writes_has_exactly_the_fields_of_its_gold
     };
     request_refund(&mut tx, &new, None).await.unwrap();
     tx.commit().await.unwrap();
-    for topic in Topic::ALL.map(Topic::name) {
+    for topic in Topic::ALL.map(Topic::name).into_iter().filter(|topic| !topic.starts_with("tickets.")) {
         let file = std::fs::read(format!("{}/../payments/tests/golden/{topic}.json", env!("CARGO_MANIFEST_DIR"))).unwrap();
         let file: Value = serde_json::from_slice(&file).unwrap();
         let (mut golden, mut ours) = (Vec::new(), Vec::new());

@@ -1,1 +1,8 @@
-//! Tests of tickets on a real PostgreSQL.
+//! Tests of draws, reservations and tickets on a real PostgreSQL, with settlement beside them as in ingest.
+
+mod auditing;
+mod late;
+mod minting;
+mod places;
+mod security;
+mod support;

@@ -1,0 +1,99 @@
+//! The audit adds up where it should, and fails loudly where something was tampered with.
+
+use counterfoil_payments::RefundStatus;
+use counterfoil_tickets::Draw;
+use counterfoil_tickets::audit::{Audit, audit};
+use counterfoil_tickets::release_due;
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+use crate::support::{PRICE, Shop};
+
+impl Shop {
+    async fn audit(&self, draw: &Draw) -> Audit {
+        audit(&mut self.pool.acquire().await.unwrap(), draw.id, 0).await.unwrap().unwrap()
+    }
+
+    /// A draw with everything in it: held, sold, void, refunded in part, released, lost and gone back.
+    async fn lively(&self, seed: u64) -> (Draw, i64) {
+        let draw = self.draw_like(|draw| (draw.capacity, draw.charity) = (Some(60), (1, 3))).await;
+        let mut random = StdRng::seed_from_u64(seed);
+        let (mut left, mut net) = (55, 0);
+        while left > 8 {
+            let quantity = random.random_range(1..6);
+            let order = self.sold(&draw, quantity).await;
+            left -= quantity;
+            match random.random_range(0..4) {
+                0 => self.refund(order, "re", quantity * PRICE, RefundStatus::Succeeded).await,
+                1 => {
+                    self.refund(order, "re", 1, RefundStatus::Succeeded).await;
+                    net += quantity * PRICE - 1;
+                }
+                _ => net += quantity * PRICE,
+            }
+            self.apply(&self.events(order).await[1..]).await;
+        }
+        let late = self.buy(&[(&draw, left)]).await.unwrap();
+        self.lapse(late).await;
+        let mut tx = self.pool.begin().await.unwrap();
+        release_due(&mut tx, None, None, 100).await.unwrap();
+        tx.commit().await.unwrap();
+        self.buy(&[(&draw, left)]).await.unwrap();
+        self.buy(&[(&draw, 5)]).await.unwrap();
+        self.pay(late).await;
+        self.apply(&self.events(late).await).await;
+        self.refund(late, "re", left * PRICE, RefundStatus::Succeeded).await;
+        self.apply(&self.events(late).await[1..]).await;
+        (draw, net)
+    }
+}
+
+#[tokio::test]
+async fn payments_orders_reservations_tickets_voids_and_the_share_for_charity_add_up_to_the_minor_unit() {
+    let shop = Shop::open().await;
+    for seed in 0..6 {
+        let (draw, net) = shop.lively(seed).await;
+        let audit = shop.audit(&draw).await;
+        assert!(audit.ok, "seed {seed}: {audit:?}");
+        let money = &audit.proceeds[0];
+        assert_eq!((money.net_minor, money.charity_minor, money.house_minor), (net, net / 3, net - net / 3), "seed {seed}");
+        assert_eq!(money.captured_minor, money.lines_minor, "every line of these orders is of this draw");
+        assert_eq!(money.lines_minor, money.void_minor + money.refunded_minor + money.net_minor + money.lost_minor);
+        assert!(money.void_minor > 0 && audit.checks.len() == 10);
+    }
+}
+
+#[tokio::test]
+async fn the_audit_fails_and_names_the_row_wherever_something_does_not_add_up() {
+    let shop = Shop::open().await;
+    let tampering = [
+        "UPDATE draws SET reserved = reserved - 1",
+        "UPDATE draws SET minted = minted - 1",
+        "DELETE FROM tickets WHERE first_number = (SELECT min(first_number) FROM tickets)",
+        "DELETE FROM tickets WHERE last_number = (SELECT max(last_number) FROM tickets)",
+        "UPDATE tickets SET last_number = last_number - 1 WHERE (order_id, line) = (SELECT order_id, line FROM tickets WHERE last_number > first_number ORDER BY first_number LIMIT 1)",
+        "UPDATE tickets SET status = 'void', voided_at = now() WHERE (order_id, line) = (SELECT order_id, line FROM tickets WHERE status = 'valid' LIMIT 1)",
+        "UPDATE tickets SET status = 'valid', voided_at = NULL WHERE (order_id, line) = (SELECT order_id, line FROM tickets WHERE status = 'void' LIMIT 1)",
+        "UPDATE payments SET settled_minor = settled_minor - 1 WHERE payment_id = (SELECT min(payment_id) FROM payments)",
+        "UPDATE orders SET lines = jsonb_set(lines, '{0,quantity}', '77') WHERE id = (SELECT order_id FROM tickets LIMIT 1)",
+        "UPDATE orders SET lines = '[]' WHERE id = (SELECT order_id FROM tickets LIMIT 1)",
+        "UPDATE refunds SET status = 'failed' WHERE order_id = (SELECT order_id FROM reservations WHERE status = 'lost')",
+        "UPDATE orders SET lines = lines || (lines -> 0) WHERE id = (SELECT order_id FROM tickets WHERE status = 'valid' LIMIT 1)",
+    ];
+    for (nth, what) in tampering.iter().enumerate() {
+        let fresh = Shop::open().await;
+        let (draw, _) = fresh.lively(1).await;
+        assert!(fresh.audit(&draw).await.ok);
+        fresh.stage.execute(what).await;
+        if nth == 10 {
+            // The money came home after all: the order counts as paid again, as settlement would say it.
+            fresh
+                .stage
+                .execute("UPDATE orders SET status = 'paid', version = version + 1 WHERE id = (SELECT order_id FROM reservations WHERE status = 'lost')")
+                .await;
+        }
+        let audit = fresh.audit(&draw).await;
+        assert!(!audit.ok && audit.checks.iter().any(|check| !check.ok), "{what} was not noticed: {audit:?}");
+        assert!(nth < 2 || !audit.findings.is_empty() || audit.checks.iter().any(|check| !check.ok && check.what.contains("number")), "{what}: {audit:?}");
+    }
+    drop(shop);
+}

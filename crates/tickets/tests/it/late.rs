@@ -1,0 +1,103 @@
+//! Money that comes after its place was given back: taken from what is left, else the refund path, never oversold.
+
+use counterfoil_tickets::{Unreserved, release_due};
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::support::{PRICE, Shop};
+
+impl Shop {
+    /// An order whose places were given back before its money came.
+    async fn late(&self, wanted: &[(&counterfoil_tickets::Draw, i64)]) -> Uuid {
+        let order = self.buy(wanted).await.unwrap();
+        self.lapse(order).await;
+        let mut tx = self.pool.begin().await.unwrap();
+        assert_eq!(release_due(&mut tx, None, None, 100).await.unwrap() as usize, wanted.len());
+        tx.commit().await.unwrap();
+        order
+    }
+}
+
+#[tokio::test]
+async fn late_money_takes_what_is_left_and_nothing_where_nothing_is() {
+    let shop = Shop::open().await;
+    let draw = shop.draw(Some(10)).await;
+    let (first, second) = (shop.late(&[(&draw, 4)]).await, shop.late(&[(&draw, 4)]).await);
+    let quick = shop.buy(&[(&draw, 6)]).await.unwrap();
+    shop.pay(first).await;
+    shop.pay(second).await;
+    shop.apply(&[shop.events(first).await, shop.events(second).await].concat()).await;
+    shop.pay(quick).await;
+    shop.apply(&shop.events(quick).await).await;
+    assert_eq!(shop.places(first).await[0].0, "confirmed");
+    assert_eq!(shop.tickets(first).await, [(1, 4, "valid".to_owned())], "four were left");
+    assert_eq!((shop.places(second).await[0].0.as_str(), shop.tickets(second).await.len()), ("lost", 0));
+    assert_eq!(shop.tickets(quick).await, [(5, 10, "valid".to_owned())]);
+    assert_eq!(shop.counters(&draw).await, (10, 10));
+    let said = shop.said(second).await;
+    assert_eq!(said.len(), 1);
+    assert_eq!(
+        (said[0].0.as_str(), &said[0].1["amount_minor"], &said[0].1["lines"][0]["amount_minor"]),
+        ("tickets.unavailable", &Value::Null, &(4 * PRICE).into())
+    );
+    shop.apply(&shop.events(second).await).await;
+    assert_eq!(shop.said(second).await.len(), 1, "said once");
+}
+
+#[tokio::test]
+async fn of_two_draws_the_one_that_is_left_is_minted_and_the_other_goes_back_alone() {
+    let shop = Shop::open().await;
+    let (gone, there) = (shop.draw(Some(2)).await, shop.draw(None).await);
+    let order = shop.late(&[(&gone, 2), (&there, 3)]).await;
+    shop.buy(&[(&gone, 2)]).await.unwrap();
+    shop.pay(order).await;
+    shop.apply(&shop.events(order).await).await;
+    assert_eq!(shop.tickets(order).await, [(1, 3, "valid".to_owned())]);
+    let said = shop.said(order).await;
+    assert_eq!(said.iter().map(|(topic, _)| topic.as_str()).collect::<Vec<_>>(), ["tickets.issued", "tickets.unavailable"]);
+    assert_eq!(said[1].1["amount_minor"], 2 * PRICE);
+}
+
+#[tokio::test]
+async fn a_place_that_others_let_lapse_serves_late_money_too_and_a_closed_draw_gives_none() {
+    let shop = Shop::open().await;
+    let draw = shop.draw(Some(3)).await;
+    let late = shop.late(&[(&draw, 3)]).await;
+    let other = shop.buy(&[(&draw, 3)]).await.unwrap();
+    shop.lapse(other).await;
+    shop.pay(late).await;
+    shop.apply(&shop.events(late).await).await;
+    assert_eq!((shop.tickets(late).await.len(), shop.places(other).await[0].0.as_str()), (1, "released"));
+    let closing = shop.draw(None).await;
+    let held = shop.buy(&[(&closing, 1)]).await.unwrap();
+    let late = shop.late(&[(&closing, 1)]).await;
+    shop.stage.execute(&format!("UPDATE draws SET closes_at = now() WHERE id = '{}'", closing.id)).await;
+    for order in [held, late] {
+        shop.pay(order).await;
+        shop.apply(&shop.events(order).await).await;
+    }
+    assert_eq!(shop.tickets(held).await.len(), 1, "reserved in time");
+    assert_eq!(shop.tickets(late).await.len(), 0, "the draw is over");
+    assert!(matches!(shop.buy(&[(&closing, 1)]).await, Err(Unreserved::Closed { .. })));
+}
+
+#[tokio::test]
+async fn an_order_that_a_shop_wrote_by_sql_gets_a_place_when_it_is_paid() {
+    let shop = Shop::open().await;
+    let draw = shop.draw(Some(2)).await;
+    let mut orders = Vec::new();
+    for nth in 0..3 {
+        let id = Uuid::now_v7();
+        shop.stage
+            .execute(&format!(
+                "INSERT INTO orders (id, reference, amount_minor, currency, customer_email, lines) VALUES ('{id}', 'sql-{nth}', 500, 'EUR', 'a@b.example',
+            jsonb_build_array(jsonb_build_object('description', 'Ticket', 'quantity', 1, 'amount_minor', 500, 'draw', '{}')))",
+                draw.id
+            ))
+            .await;
+        shop.pay(id).await;
+        shop.apply(&shop.events(id).await).await;
+        orders.push((shop.tickets(id).await.len(), shop.places(id).await[0].0.clone()));
+    }
+    assert_eq!(orders, [(1, "confirmed".to_owned()), (1, "confirmed".to_owned()), (0, "lost".to_owned())]);
+}

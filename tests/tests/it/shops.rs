@@ -1,0 +1,85 @@
+//! A shop that had draws, sessions and the procedure of the well-known kind moves to Counterfoil, as docs/existing-shops.md says.
+
+use counterfoil_tests::stage::root;
+use counterfoil_tests::{Fleet, Stage, stripe_event, until};
+use serde_json::{Value, json};
+
+/// What such a shop has.
+const LEGACY: &str = "
+CREATE TABLE draws (id bigint PRIMARY KEY, title text NOT NULL, max_tickets bigint, tickets_sold bigint NOT NULL DEFAULT 0);
+CREATE TABLE checkout_sessions (id bigint PRIMARY KEY, draw_id bigint NOT NULL REFERENCES draws (id), quantity bigint NOT NULL, amount_minor bigint NOT NULL, currency text NOT NULL,
+    email text, name text, status text NOT NULL DEFAULT 'pending', expires_at timestamptz NOT NULL DEFAULT now() + interval '30 minutes', created_at timestamptz NOT NULL DEFAULT now());
+CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, session_id bigint NOT NULL UNIQUE REFERENCES checkout_sessions (id), payment_intent_id text NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now());
+CREATE TABLE entries (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, session_id bigint NOT NULL UNIQUE REFERENCES checkout_sessions (id), draw_id bigint NOT NULL REFERENCES draws (id),
+    first_number bigint NOT NULL, last_number bigint NOT NULL, created_at timestamptz NOT NULL DEFAULT now());
+CREATE FUNCTION complete_checkout(session bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE s checkout_sessions; last bigint;
+BEGIN
+    SELECT * INTO s FROM checkout_sessions WHERE id = session FOR UPDATE;
+    IF s.status = 'completed' THEN RETURN NULL; END IF;
+    UPDATE draws SET tickets_sold = tickets_sold + s.quantity WHERE id = s.draw_id RETURNING tickets_sold INTO last;
+    INSERT INTO entries (session_id, draw_id, first_number, last_number) VALUES (session, s.draw_id, last - s.quantity + 1, last);
+    INSERT INTO orders (session_id, payment_intent_id) VALUES (session, 'pi_' || session);
+    UPDATE checkout_sessions SET status = 'completed' WHERE id = session;
+    RETURN last;
+END $$;
+INSERT INTO draws (id, title, max_tickets) VALUES (1, 'Old draw', 40), (2, 'Open end', NULL);
+INSERT INTO checkout_sessions (id, draw_id, quantity, amount_minor, currency, email, name)
+    SELECT n, 1 + n % 2, 3, 1500, 'eur', 'buyer' || n || '@example.com', 'Buyer ' || n FROM generate_series(1, 30) AS n;
+UPDATE checkout_sessions SET status = 'expired', expires_at = now() - interval '1 day' WHERE id > 28;
+SELECT complete_checkout(n) FROM generate_series(1, 20) AS n;
+";
+
+fn script(name: &str) -> String {
+    std::fs::read_to_string(root().join("deploy/existing-shop").join(name)).unwrap()
+}
+
+#[tokio::test]
+async fn a_shop_with_sessions_and_a_procedure_moves_keeps_every_number_and_its_open_sessions_are_paid_here() {
+    let stage = Stage::empty().await;
+    stage.execute(LEGACY).await;
+    stage.execute(&script("1-before.sql")).await;
+    assert_eq!(stage.count("SELECT legacy.complete_checkout(21)").await, 33, "until the switch the shop goes on selling");
+    counterfoil_migrate::migrate(&stage.target()).await.unwrap();
+    stage.execute(&script("2-switch.sql")).await;
+    let counts = async || {
+        let mut counts = Vec::new();
+        for query in [
+            "SELECT count(*) FROM orders WHERE status = 'paid'",
+            "SELECT count(*) FROM orders WHERE status = 'pending_payment'",
+            "SELECT count(*) FROM tickets",
+            "SELECT count(*) FROM reservations WHERE status = 'held'",
+            "SELECT sum(reserved)::bigint FROM draws",
+            "SELECT count(*) FROM outbox",
+        ] {
+            counts.push(stage.count(query).await);
+        }
+        counts
+    };
+    // Draw 1 has 40, of which 30 are sold: of its four open sessions of three, three have their place.
+    assert_eq!(counts().await, [21, 7, 21, 6, 63 + 18, 0]);
+    stage.execute(&script("2-switch.sql")).await;
+    assert_eq!(counts().await, [21, 7, 21, 6, 63 + 18, 0], "again, it adds nothing");
+    let same = "SELECT count(*) FROM legacy.entries e JOIN orders o ON o.reference = e.session_id::text JOIN tickets t ON t.order_id = o.id AND t.first_number = e.first_number AND t.last_number = e.last_number";
+    assert_eq!(stage.count(same).await, 21, "every number is whose it was");
+    let sold = sqlx::query_scalar::<_, i64>("SELECT legacy.complete_checkout(22)").fetch_one(&stage.pool()).await.unwrap_err();
+    assert!(sold.to_string().contains("sold by Counterfoil now"), "{sold}");
+    let fleet = Fleet::on(&stage);
+    let (_ingest, shop) = fleet.ingest().await;
+    let _processes = [fleet.relay().ready().await, fleet.consumer("tickets").ready().await];
+    let amount = json!({ "amount": 1500, "amount_received": 1500 });
+    assert_eq!(shop.stripe(&stripe_event("payment_intent.succeeded", "5", "pi_5", &amount)).await.1, "superseded", "paid before the move: known");
+    for session in 22..=28 {
+        assert_eq!(shop.stripe(&stripe_event("payment_intent.succeeded", &session.to_string(), &format!("pi_{session}"), &amount)).await.1, "applied");
+    }
+    until("the open sessions are served", 30, 27, async || stage.count("SELECT count(*) FROM tickets").await).await;
+    until("the one without a place is told", 30, 1, async || stage.count("SELECT count(*) FROM outbox WHERE topic = 'tickets.unavailable'").await).await;
+    for draw in ["draw-1", "draw-2"] {
+        let (code, said) = fleet.counterfoil(&["draws", "audit", draw, "--settled-s", "3600"]).await;
+        assert_eq!(code, Some(0), "{said}");
+    }
+    assert_eq!(stage.count("SELECT count(*) FROM outbox WHERE topic = 'order.paid'").await, 7, "nothing is announced for what was sold before");
+    let read: Value = shop.read("5").await.json().await.unwrap();
+    assert_eq!((&read["status"], &read["tickets"][0]["status"]), (&json!("paid"), &json!("valid")));
+}
