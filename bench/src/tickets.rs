@@ -60,7 +60,8 @@ pub(crate) async fn measure() -> anyhow::Result<()> {
         for round in 0..ROUNDS {
             sessions(&mut database, draws).await?;
             let procedure = pgbench(&stage, script.path(), PROCEDURE.0, PROCEDURE.1)?;
-            let bare = transactions(&mut database, &paid(&mut PgConnection::connect(&stage.database_url).await?, draws).await?).await?;
+            let events = paid(&mut database, draws).await?;
+            let bare = transactions(&mut PgConnection::connect(&stage.database_url).await?, &events).await?;
             let events = paid(&mut database, draws).await?;
             let consumer = consumed(&stage, &mut database, &events).await?;
             say(&format!(
@@ -93,10 +94,10 @@ async fn sessions(database: &mut PgConnection, draws: i64) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Paid orders of one ticket line each, with confirmed reservations, in random order of arrival; their events.
+/// Paid orders of one ticket line each, with confirmed reservations; their events, whose ids are as good as random.
 async fn paid(database: &mut PgConnection, draws: i64) -> anyhow::Result<Vec<Value>> {
     let orders: Vec<(Uuid, Uuid, i64)> = sqlx::query_as(
-        "WITH made AS (SELECT gen_random_uuid() AS id, d.id AS draw, 1 + n % 5 AS quantity FROM generate_series(1, $1) AS n JOIN draws d ON d.reference = 'd-' || (1 + n % $2)),
+        "WITH made AS (SELECT o.id, d.id AS draw, 1 + n % 5 AS quantity FROM unnest($1::uuid[]) WITH ORDINALITY AS o (id, n) JOIN draws d ON d.reference = 'd-' || (1 + n % $2)),
         o AS (INSERT INTO orders (id, reference, amount_minor, currency, customer_email, status, version, paid_provider, paid_account, paid_payment_id, paid_at, lines)
             SELECT id, 'b-' || id, 500 * quantity, 'EUR', 'ann@example.com', 'paid', 2, 'stripe', '', 'pi_' || id, now(),
                 jsonb_build_array(jsonb_build_object('description', 'Tickets', 'quantity', quantity, 'amount_minor', 500 * quantity, 'draw', draw)) FROM made),
@@ -104,11 +105,12 @@ async fn paid(database: &mut PgConnection, draws: i64) -> anyhow::Result<Vec<Val
         c AS (UPDATE draws d SET reserved = d.reserved + s.quantity FROM (SELECT draw, sum(quantity) AS quantity FROM made GROUP BY draw) s WHERE d.id = s.draw)
         SELECT id, draw, quantity::bigint FROM made",
     )
-    .bind(i64::try_from(ORDERS)?)
+    .bind((0..ORDERS).map(|_| Uuid::now_v7()).collect::<Vec<_>>())
     .bind(draws)
     .fetch_all(&mut *database)
     .await?;
-    sqlx::raw_sql("ANALYZE orders, reservations, tickets, draws").execute(database).await?;
+    // Before the clock starts, so that autovacuum does not do it on one of two cores meanwhile.
+    sqlx::raw_sql("VACUUM ANALYZE orders, reservations, tickets, draws").execute(database).await?;
     Ok(orders.into_iter().map(|(order, draw, quantity)| paid_event(order, draw, quantity)).collect())
 }
 
@@ -124,6 +126,9 @@ fn paid_event(order: Uuid, draw: Uuid, quantity: i64) -> Value {
 async fn transactions(database: &mut PgConnection, events: &[Value]) -> anyhow::Result<f64> {
     let mut events: Vec<Event> = events.iter().map(|event| Event::read(event.to_string().as_bytes())).collect::<Result<_, _>>()?;
     events.sort_by_key(|event| event.id);
+    for (setting, value) in counterfoil_tickets::SESSION {
+        sqlx::query("SELECT set_config($1, $2, false)").bind(setting).bind(value).execute(&mut *database).await?;
+    }
     let begun = Instant::now();
     for batch in events.chunks(BATCH) {
         let mut tx = database.begin().await?;

@@ -18,7 +18,7 @@ use sqlx::PgPool;
 pub use options::{Options, Settings, Which};
 use runner::{InDatabase, Outside, Runner};
 
-fn pool(url: &str, concurrency: usize) -> anyhow::Result<PgPool> {
+fn pool(url: &str, concurrency: usize, more: &[(&'static str, &str)]) -> anyhow::Result<PgPool> {
     let session = [("lock_timeout", "5s"), ("statement_timeout", "15s"), ("idle_in_transaction_session_timeout", "120s")];
     postgres::pool(
         url,
@@ -27,7 +27,7 @@ fn pool(url: &str, concurrency: usize) -> anyhow::Result<PgPool> {
             // A handler holds at most two at once: its own, and the one that renews its lease.
             connections_max: u32::try_from(concurrency * 2 + 2).unwrap_or(32),
             acquire_timeout: Duration::from_secs(5),
-            session: session.map(|(name, value)| (name, value.to_owned())).to_vec(),
+            session: session.iter().chain(more).map(|(name, value)| (*name, (*value).to_owned())).collect(),
         },
     )
 }
@@ -37,13 +37,15 @@ fn pool(url: &str, concurrency: usize) -> anyhow::Result<PgPool> {
 /// # Errors
 /// When the configuration cannot work.
 pub async fn run(settings: Settings, process: Process) -> anyhow::Result<()> {
-    let pool = pool(&settings.database_url, settings.concurrency)?;
+    let more: &[_] = if matches!(settings.which, Which::Tickets) { &counterfoil_tickets::SESSION } else { &[] };
+    let pool = pool(&settings.database_url, settings.concurrency, more)?;
+    let batch = settings.batch();
     let runner = Runner { amqp_url: settings.amqp_url, rungs: settings.rungs, prefetch: settings.prefetch, process: process.clone() };
     process.readiness.fails("database", "not asked yet");
     let watch = tokio::spawn(postgres::watch(pool.clone(), process.clone()));
     match settings.which {
-        Which::Ledger => runner.run(Arc::new(InDatabase::new(ledger::Ledger, pool, settings.prefetch))).await,
-        Which::Tickets => runner.run(Arc::new(InDatabase::new(tickets::Tickets, pool, settings.prefetch))).await,
+        Which::Ledger => runner.run(Arc::new(InDatabase::new(ledger::Ledger, pool, batch))).await,
+        Which::Tickets => runner.run(Arc::new(InDatabase::new(tickets::Tickets, pool, batch))).await,
         Which::Email(server, from) => {
             let email = email::Email::new(server, from, pool.clone());
             runner.run(Arc::new(Outside::new(email, pool, settings.concurrency, process.clone()))).await;

@@ -31,7 +31,8 @@ pub struct Options {
     #[arg(long, env = "COUNTERFOIL_CONCURRENCY", default_value = "8")]
     concurrency: String,
     /// Messages taken from the broker ahead of their ack. Default: the concurrency for email and crm, since more would
-    /// only wait here and lose a delivery count at each restart; 200 for ledger and tickets, which is their batch.
+    /// only wait here and lose a delivery count at each restart; 400 for ledger and tickets: half of it is a batch, while
+    /// the other half arrives.
     #[arg(long, env = "COUNTERFOIL_PREFETCH")]
     prefetch: Option<String>,
     /// email: the mail server, as smtp://host:port (plain), smtp://host:port?tls=required (STARTTLS, also the default when
@@ -103,6 +104,14 @@ pub struct Settings {
     pub prefetch: u16,
 }
 
+impl Settings {
+    /// Messages that a consumer inside the database takes in one transaction: the other half of the prefetch arrives meanwhile.
+    #[must_use]
+    pub fn batch(&self) -> u16 {
+        self.prefetch.div_ceil(2)
+    }
+}
+
 impl Configure for Options {
     type Checked = Settings;
     const NAME: &'static str = "counterfoil-consumers";
@@ -116,7 +125,7 @@ impl Configure for Options {
         let amqp_url = problems.required("COUNTERFOIL_AMQP_URL", self.amqp_url.as_ref());
         let rungs = topology::rungs(&self.retry_rungs).map_err(|error| problems.note("COUNTERFOIL_RETRY_RUNGS", error)).ok();
         let concurrency = problems.bounded("COUNTERFOIL_CONCURRENCY", &self.concurrency, 1..=64);
-        let default = if matches!(self.consumer.as_str(), "ledger" | "tickets") { 200 } else { concurrency.unwrap_or(8) };
+        let default = if matches!(self.consumer.as_str(), "ledger" | "tickets") { 400 } else { concurrency.unwrap_or(8) };
         let prefetch = self.prefetch.as_ref().map_or(Some(default), |prefetch| problems.bounded("COUNTERFOIL_PREFETCH", prefetch, 1..=2000));
         let which = match self.consumer.as_str() {
             "ledger" => Some(Which::Ledger),

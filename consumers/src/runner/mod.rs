@@ -58,7 +58,7 @@ impl Runner {
         self.process.readiness.fails("broker", "not connected yet");
         let handover_stop = CancellationToken::new();
         let (handover, publisher) = handover::start(&self.amqp_url, name, handover_stop.clone());
-        let settler = Arc::new(settle::Settler { consumer: name, ladder: Ladder::new(self.rungs.clone()), handover });
+        let settler = Arc::new(settle::Settler { consumer: name, ladder: Ladder::new(self.rungs.clone()), handover, left: Default::default() });
         let mut session = session::Session::new(kind, settler, self.prefetch, self.process.clone());
         let mut tasks = JoinSet::new();
         let readiness = self.process.readiness.clone();

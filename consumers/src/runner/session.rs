@@ -150,7 +150,9 @@ impl<K: Kind> Session<K> {
             self.stage = Stage::Full;
         }
         let (kind, settler) = (Arc::clone(&self.kind), Arc::clone(&self.settler));
-        tasks.spawn(async move { settler.settle(kind.process(batch).await).await });
+        // All that was delivered on this channel before is settled: one ack may stand for the batch.
+        let alone = tasks.is_empty() && self.kind.concurrency() == 1;
+        tasks.spawn(async move { settler.settle(kind.process(batch).await, alone).await });
     }
 
     fn joined(&mut self, joined: Result<Settled, tokio::task::JoinError>) -> Option<End> {

@@ -1,5 +1,6 @@
 //! Writes a judgement down: ack, or a confirmed copy to a rung or the dead letters and then the ack. The one place that acks.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use counterfoil_broker::lapin::message::Delivery;
@@ -23,6 +24,8 @@ pub(crate) struct Settler {
     pub(crate) consumer: &'static str,
     pub(crate) ladder: Ladder,
     pub(crate) handover: Handover,
+    /// Something was left to be delivered again: from then on an ack stands for its own message alone.
+    pub(crate) left: AtomicBool,
 }
 
 /// What a settled batch means for the session.
@@ -37,9 +40,17 @@ pub(crate) struct Settled {
 }
 
 impl Settler {
-    /// Settles a batch of judged messages.
-    pub(crate) async fn settle(&self, judged: Vec<(Message, Verdict)>) -> Settled {
+    /// Settles a batch of judged messages; in one ack, when all are done and everything before them is settled (`alone`).
+    pub(crate) async fn settle(&self, mut judged: Vec<(Message, Verdict)>, alone: bool) -> Settled {
         let mut settled = Settled::default();
+        if alone && !self.left.load(Ordering::Relaxed) && judged.iter().all(|(_, verdict)| *verdict == Verdict::Done) {
+            metrics::counter!("counterfoil_consumer_messages_total", "consumer" => self.consumer, "outcome" => "done").increment(judged.len() as u64);
+            settled.succeeded = true;
+            if let Some((last, _)) = judged.pop() {
+                settled.broken = !ack(last.delivery, true).await; // tags rise with delivery
+            }
+            return settled;
+        }
         for (message, verdict) in judged {
             if let Verdict::Failed(Failure::Outage { reason, pause }) = &verdict {
                 settled.outage = Some((reason.clone(), *pause));
@@ -60,10 +71,11 @@ impl Settler {
         let failure = match verdict {
             Verdict::Done => {
                 self.count("done");
-                return ack(message.delivery).await;
+                return ack(message.delivery, false).await;
             }
             Verdict::Leave => {
                 self.count("left");
+                self.left.store(true, Ordering::Relaxed);
                 return true;
             }
             Verdict::Failed(failure) => failure,
@@ -91,7 +103,7 @@ impl Settler {
         }
         let copy = copy(&message, queue, attempt, &failure, reason);
         match self.handover.publish(copy).await {
-            Fate::Confirmed => ack(message.delivery).await,
+            Fate::Confirmed => ack(message.delivery, false).await,
             fate => {
                 tracing::error!(consumer = self.consumer, fate = fate.name(), "the copy did not land: its original stays in the queue");
                 metrics::counter!("counterfoil_consumer_handover_failures_total", "consumer" => self.consumer).increment(1);
@@ -142,10 +154,10 @@ fn copy(message: &Message, queue: String, attempt: u32, failure: &Failure, reaso
     Outgoing { correlation: 0, exchange: String::new(), routing_key: queue, body: message.delivery.data.clone(), properties }
 }
 
-/// Acks. `false` when it was too late: the message comes again, and its effect is known.
-async fn ack(delivery: Delivery) -> bool {
+/// Acks; `multiple` for all that was delivered before it on its channel, too. `false` when it was too late: the message comes again, and its effect is known.
+async fn ack(delivery: Delivery, multiple: bool) -> bool {
     counterfoil_chassis::fault::point("ack.before");
-    match timeout(ACK_DEADLINE, delivery.acker.ack(BasicAckOptions::default())).await {
+    match timeout(ACK_DEADLINE, delivery.acker.ack(BasicAckOptions { multiple })).await {
         Ok(Ok(true)) => true,
         Ok(Ok(false) | Err(_)) | Err(_) => {
             tracing::info!("an ack came too late; the message will be delivered again");

@@ -56,12 +56,12 @@ pub async fn append_all(tx: &mut PgTransaction<'_>, events: &[NewEvent]) -> sqlx
     let topics: Vec<String> = events.iter().map(|event| event.topic.to_owned()).collect();
     let orders: Vec<Uuid> = events.iter().map(|event| event.order_id).collect();
     let versions: Vec<i64> = events.iter().map(|event| event.version).collect();
-    let payloads: Vec<Value> = events.iter().map(|event| event.payload.clone()).collect();
-    let headers: Vec<Value> = events.iter().map(|event| event.headers.clone()).collect();
+    let payloads: Vec<String> = events.iter().map(|event| event.payload.to_string()).collect();
+    let headers: Vec<String> = events.iter().map(|event| event.headers.to_string()).collect();
     let done = sqlx::query!(
         "INSERT INTO outbox (event_id, topic, order_id, version, routing_key, payload, headers)
-         SELECT event_id, topic, order_id, version, topic, payload, headers
-         FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::bigint[], $5::jsonb[], $6::jsonb[]) WITH ORDINALITY
+         SELECT event_id, topic, order_id, version, topic, payload::jsonb, headers::jsonb
+         FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::bigint[], $5::text[], $6::text[]) WITH ORDINALITY
             AS e (event_id, topic, order_id, version, payload, headers, n) ORDER BY n
          ON CONFLICT (event_id) WHERE exchange = 'counterfoil.events' DO NOTHING",
         &ids,

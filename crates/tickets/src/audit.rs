@@ -221,6 +221,7 @@ async fn findings(connection: &mut PgConnection, draw: Uuid, settled_s: i64) -> 
                 WHEN reservation_id IS NOT NULL AND (reserved_in <> draw_id OR quantity <> line_quantity) THEN 'its reservation is not what the order says'
                 WHEN settled AND reservation_status = 'confirmed' AND first_number IS NULL THEN 'it is paid for, and has no tickets'
                 WHEN first_number IS NOT NULL AND reservation_status IS DISTINCT FROM 'confirmed' THEN 'it has tickets, and no confirmed reservation'
+                WHEN minted_in <> (SELECT ordinal FROM draws WHERE id = $1) THEN 'its numbers are those of another draw'
                 WHEN last_number - first_number + 1 <> quantity THEN 'it has another number of tickets than it paid for'
                 WHEN settled AND ticket_status = 'valid' AND order_status = 'refunded' THEN 'its money went back, and its tickets are valid'
                 WHEN settled AND ticket_status = 'void' AND order_status <> 'refunded' THEN 'its money is here, and its tickets are void'

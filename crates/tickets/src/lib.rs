@@ -15,6 +15,6 @@ mod standings;
 mod state;
 
 pub use draws::{Change, Draw, DrawRefused, NewDraw, change_draw, create_draw, find_draw};
-pub use mint::apply;
+pub use mint::{SESSION, apply};
 pub use reserve::{Reservation, Ticket, Unreserved, Wanted, hold, release_due, reservations_of, reserve, tickets_of};
 pub use state::{Happening, ReservationStatus};

@@ -1,22 +1,24 @@
 -- Gives out numbers to order lines whose places are paid for; see mint.rs.
-WITH wanted AS MATERIALIZED (
-    SELECT * FROM unnest($1::integer[], $2::uuid[], $3::integer[], $4::uuid[]) AS w (n, order_id, line, draw_id)
-), locked AS MATERIALIZED (
-    SELECT id, ordinal, reference, name, minted FROM draws WHERE id = ANY ($4::uuid[]) ORDER BY id FOR NO KEY UPDATE
-), ready AS MATERIALIZED (
-    SELECT w.n, w.order_id, w.line, w.draw_id, l.ordinal, r.quantity, l.minted + (sum(r.quantity) OVER (PARTITION BY w.draw_id ORDER BY w.n))::bigint AS upto,
-        EXISTS (SELECT FROM ticket_standings s WHERE s.order_id = w.order_id AND s.order_status = 'refunded') AS void
-    FROM wanted w JOIN locked l ON l.id = w.draw_id
-    JOIN reservations r ON r.order_id = w.order_id AND r.line = w.line AND r.draw_id = w.draw_id AND r.status = 'confirmed'
-    WHERE NOT EXISTS (SELECT FROM tickets t WHERE t.order_id = w.order_id AND t.line = w.line)
+WITH found AS MATERIALIZED (
+    SELECT w.n, w.order_id, w.line, w.draw_id, r.quantity, r.status = 'confirmed' AND r.draw_id = w.draw_id AND t.order_id IS NULL AS ready,
+        t.order_id IS NOT NULL AS known, s.order_id IS NOT NULL AS void
+    FROM unnest($1::integer[], $2::uuid[], $3::integer[], $4::uuid[]) AS w (n, order_id, line, draw_id)
+    -- Each row by its index: joins without OFFSET 0 may be planned as reading a table whole, once it is small or looks so.
+    LEFT JOIN LATERAL (SELECT quantity, status, draw_id FROM reservations WHERE order_id = w.order_id AND line = w.line OFFSET 0) r ON true
+    LEFT JOIN LATERAL (SELECT order_id FROM tickets WHERE order_id = w.order_id AND line = w.line OFFSET 0) t ON true
+    LEFT JOIN LATERAL (SELECT order_id FROM ticket_standings WHERE order_id = w.order_id AND order_status = 'refunded' OFFSET 0) s ON true
 ), moved AS (
-    UPDATE draws d SET minted = s.upto, updated_at = now() FROM (SELECT draw_id, max(upto) AS upto FROM ready GROUP BY draw_id) s WHERE d.id = s.draw_id
+    -- Locks the draws in the order of their ids, and counts from their newest versions.
+    UPDATE draws d SET minted = d.minted + s.quantity, updated_at = now()
+    FROM (SELECT draw_id, sum(quantity)::bigint AS quantity FROM found WHERE ready GROUP BY draw_id ORDER BY draw_id) s WHERE d.id = s.draw_id
+    RETURNING d.id, d.ordinal, d.reference, d.name, d.minted - s.quantity AS before
 ), made AS (
     INSERT INTO tickets (order_id, line, draw_id, draw_ordinal, first_number, last_number, status, voided_at)
     SELECT order_id, line, draw_id, ordinal, upto - quantity + 1, upto, CASE WHEN void THEN 'void' ELSE 'valid' END, CASE WHEN void THEN now() END
-    FROM ready ORDER BY n
+    FROM (SELECT f.*, m.ordinal, m.before + (sum(f.quantity) OVER (PARTITION BY f.draw_id ORDER BY f.n))::bigint AS upto
+        FROM found f JOIN moved m ON m.id = f.draw_id WHERE f.ready) numbered ORDER BY n
     RETURNING order_id, line, first_number, last_number, status
 )
-SELECT w.n AS "n!", m.first_number AS "first_number?", m.last_number AS "last_number?", m.status AS "status?", l.reference AS "reference?", l.name AS "name?",
-    EXISTS (SELECT FROM tickets t WHERE t.order_id = w.order_id AND t.line = w.line) AS "known!"
-FROM wanted w LEFT JOIN locked l ON l.id = w.draw_id LEFT JOIN made m ON m.order_id = w.order_id AND m.line = w.line ORDER BY w.n
+SELECT f.n AS "n!", m.first_number AS "first_number?", m.last_number AS "last_number?", m.status AS "status?", d.reference AS "reference?", d.name AS "name?",
+    f.known AS "known!"
+FROM found f LEFT JOIN moved d ON d.id = f.draw_id LEFT JOIN made m ON m.order_id = f.order_id AND m.line = f.line ORDER BY f.n

@@ -2,5 +2,6 @@
 
 mod backfill;
 mod books;
+mod draws;
 mod housekeep;
 mod reconcile;

@@ -65,7 +65,6 @@ async fn the_database_itself_refuses_a_number_twice_and_a_line_twice() {
     assert!(insert(1, other.id, 1, 10).await.is_ok(), "each draw has numbers of its own");
     assert!(insert(0, draw.id, 11, 15).await.is_ok(), "the next number is free");
     assert_eq!(insert(0, draw.id, 100, 105).await.unwrap_err(), "tickets_once_for_a_line");
-    assert_eq!(insert(2, draw.id, 100, 105).await.unwrap_err(), "tickets_reservation_exists");
 }
 
 #[tokio::test]
@@ -135,5 +134,30 @@ async fn a_contact_that_becomes_known_later_gets_the_numbers_once_in_either_orde
             let told = shop.said(order).await.into_iter().filter(|(_, data)| data["customer"]["email"] == "late@example.com").count();
             assert_eq!((told, shop.tickets(order).await.len()), (1, 1), "{turn:?} {together}");
         }
+    }
+}
+
+#[tokio::test]
+async fn a_refund_and_its_payment_handled_at_the_same_time_see_each_other() {
+    let shop = Shop::open().await;
+    let draw = shop.draw(None).await;
+    for paid_first in [true, false] {
+        let order = shop.buy(&[(&draw, 2)]).await.unwrap();
+        shop.pay(order).await;
+        shop.refund(order, "re", 2 * PRICE, RefundStatus::Succeeded).await;
+        let events = shop.events(order).await;
+        let (first, second) = if paid_first { (&events[0], &events[1]) } else { (&events[1], &events[0]) };
+        let mut under_way = shop.pool.begin().await.unwrap();
+        counterfoil_tickets::apply(&mut under_way, &[first]).await.unwrap();
+        let other = async {
+            shop.apply(std::slice::from_ref(second)).await;
+        };
+        let release = async {
+            let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'";
+            counterfoil_tests::until("the other waits", 10, 1, async || shop.stage.count(waits).await).await;
+            under_way.commit().await.unwrap();
+        };
+        tokio::join!(other, release);
+        assert_eq!(shop.tickets(order).await[0].2, "void", "paid first: {paid_first}");
     }
 }
