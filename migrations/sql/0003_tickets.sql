@@ -162,20 +162,41 @@ LEFT JOIN outbox e ON e.order_id = o.id AND e.exchange = 'counterfoil.events'
 LEFT JOIN processed_events n ON n.consumer = 'email' AND n.event_id = e.event_id
 LEFT JOIN receipts s ON s.event_id = e.event_id;
 
+-- A line that buys tickets names its draw by id, a whole number of tickets, and a price: whoever writes orders by SQL hears so at once.
+ALTER TABLE orders ADD CONSTRAINT orders_ticket_lines_are_sound CHECK (
+    NOT jsonb_path_exists(lines, '$[*].draw')
+    OR jsonb_array_length(jsonb_path_query_array(lines, '$[*] ? (exists(@.draw))')) = jsonb_array_length(jsonb_path_query_array(lines,
+        '$[*] ? (@.draw like_regex "^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$" && @.quantity >= 1 && @.quantity.floor() == @.quantity
+            && @.amount_minor >= 0 && @.amount_minor.floor() == @.amount_minor)'))) NOT VALID;
+
+-- What a line is worth: its price, or, where others of the order take something off, its share of what the order costs, rounded up.
+CREATE FUNCTION line_worth(order_minor bigint, lines jsonb, line_minor bigint) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN (
+    SELECT CASE WHEN s.minor <= order_minor OR s.minor = 0 THEN line_minor ELSE LEAST(line_minor, ceil(order_minor::numeric * line_minor / s.minor))::bigint END
+    FROM (SELECT COALESCE(sum((l ->> 'amount_minor')::numeric) FILTER (WHERE (l ->> 'amount_minor')::numeric > 0), 0) AS minor FROM jsonb_array_elements(lines) AS l) s);
+
 -- Every line of every order that names a draw, with its money and its tickets: what `counterfoil draws audit` adds up.
 CREATE VIEW draw_lines AS
 SELECT (l.line ->> 'draw')::uuid AS draw_id, o.id AS order_id, (l.nth - 1)::integer AS line, o.reference, o.status AS order_status, o.currency,
-    o.amount_minor AS order_minor, o.updated_at AS changed_at, COALESCE((l.line ->> 'quantity')::bigint, 1) AS line_quantity,
-    (l.line ->> 'amount_minor')::bigint AS line_minor, p.status AS payment_status, p.settled_minor,
+    o.amount_minor AS order_minor, o.updated_at AS changed_at, (l.line ->> 'quantity')::bigint AS line_quantity,
+    line_worth(o.amount_minor, o.lines, (l.line ->> 'amount_minor')::bigint) AS worth_minor, p.status AS payment_status, p.settled_minor,
     r.id AS reservation_id, r.draw_id AS reserved_in, r.quantity, r.status AS reservation_status,
     t.draw_ordinal AS minted_in, t.first_number, t.last_number, t.status AS ticket_status, t.issued_at, t.voided_at,
-    COALESCE((SELECT sum(f.amount_minor) FROM refunds f WHERE f.order_id = o.id AND f.status = 'succeeded' AND f.source = 'sales' AND f.currency = o.currency), 0)::bigint AS refunded_minor
+    COALESCE((SELECT sum(f.amount_minor) FROM refunds f WHERE f.order_id = o.id AND f.status = 'succeeded' AND f.source = 'sales' AND f.currency = o.currency), 0)::bigint AS refunded_minor,
+    COALESCE((SELECT sum(line_worth(o.amount_minor, o.lines, (o.lines -> x.line ->> 'amount_minor')::bigint)) FROM reservations x WHERE x.order_id = o.id AND x.status = 'lost'), 0)::bigint AS order_lost_minor
 FROM orders o
 CROSS JOIN LATERAL jsonb_array_elements(CASE WHEN jsonb_typeof(o.lines) = 'array' THEN o.lines ELSE '[]' END) WITH ORDINALITY AS l (line, nth)
 LEFT JOIN payments p ON p.provider = o.paid_provider AND p.account = o.paid_account AND p.payment_id = o.paid_payment_id
 LEFT JOIN reservations r ON r.order_id = o.id AND r.line = l.nth - 1
 LEFT JOIN tickets t ON t.order_id = o.id AND t.line = l.nth - 1
 WHERE l.line ? 'draw';
+
+-- Lines that were paid for when their places were others', and whose money is still here.
+CREATE VIEW unfulfilled_lines AS
+SELECT o.reference, r.line, r.id AS reservation_id, w.minor AS worth_minor, o.currency, r.updated_at AS since
+FROM reservations r JOIN orders o ON o.id = r.order_id
+CROSS JOIN LATERAL (SELECT line_worth(o.amount_minor, o.lines, (o.lines -> r.line ->> 'amount_minor')::bigint) AS minor) w
+WHERE r.status = 'lost' AND o.status IN ('paid', 'partially_refunded') AND w.minor > COALESCE((SELECT sum(f.amount_minor) FROM refunds f
+    WHERE f.order_id = o.id AND f.status = 'succeeded' AND f.source = 'sales' AND f.currency = o.currency), 0);
 
 -- Customer-facing readers ------------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ pub struct UnavailableLine {
     pub draw_id: Uuid,
     /// Tickets that were bought.
     pub quantity: i64,
-    /// What the line cost, in minor units.
+    /// What is to go back for it, in minor units: its price, or its share of the order's amount where a discount is among the lines.
     pub amount_minor: i64,
 }
 

@@ -1,7 +1,7 @@
 //! The proof of a draw: captured payments, orders, reservations, tickets and voids add up, and so does the share for charity.
 //!
-//! Read it in one snapshot (REPEATABLE READ). What a line brought in is what it cost, while its tickets are valid; of what went back
-//! in part, a line bears its share by its price, rounded down; the share for charity is the fraction of the rest, rounded down to the
+//! Read it in one snapshot (REPEATABLE READ). What a line brought in is what it cost (where a discount is among the lines, its share
+//! of the order's amount, rounded up), while its tickets are valid; of what went back in part, a line bears its share, rounded down; the share for charity is the fraction of the rest, rounded down to the
 //! minor unit, and what remains is the house's, so that the two always sum to the whole.
 
 use serde::Serialize;
@@ -171,13 +171,15 @@ async fn proceeds(connection: &mut PgConnection, draw: Uuid, counts: &Counts) ->
             SELECT *, order_status = 'refunded' AS went_back, reservation_status = 'lost' AS lost FROM draw_lines
             WHERE draw_id = $1 AND order_status IN ('paid', 'partially_refunded', 'refunded')
         ), priced AS (
-            SELECT *, CASE WHEN went_back OR lost OR order_minor = 0 THEN 0 ELSE LEAST(line_minor, div(refunded_minor::numeric * line_minor, order_minor)) END AS back FROM paid
+            -- What went back is first what could not be fulfilled.
+            SELECT *, CASE WHEN went_back OR lost OR order_minor <= order_lost_minor THEN 0
+                ELSE LEAST(worth_minor, div(GREATEST(refunded_minor - order_lost_minor, 0)::numeric * worth_minor, order_minor - order_lost_minor)) END AS back FROM paid
         )
         SELECT currency AS "currency!", count(DISTINCT order_id) AS "orders!",
             (SELECT COALESCE(sum(settled_minor), 0)::bigint FROM (SELECT DISTINCT order_id, settled_minor FROM paid s WHERE s.currency = p.currency) s) AS "captured!",
-            COALESCE(sum(line_minor), 0)::bigint AS "lines!", COALESCE(sum(line_minor) FILTER (WHERE went_back), 0)::bigint AS "void!",
-            COALESCE(sum(line_minor) FILTER (WHERE lost AND NOT went_back), 0)::bigint AS "lost!",
-            COALESCE(sum(back), 0)::bigint AS "refunded!", COALESCE(sum(line_minor - back) FILTER (WHERE NOT went_back AND lost IS NOT TRUE), 0)::bigint AS "net!"
+            COALESCE(sum(worth_minor), 0)::bigint AS "lines!", COALESCE(sum(worth_minor) FILTER (WHERE went_back), 0)::bigint AS "void!",
+            COALESCE(sum(worth_minor) FILTER (WHERE lost AND NOT went_back), 0)::bigint AS "lost!",
+            COALESCE(sum(back), 0)::bigint AS "refunded!", COALESCE(sum(worth_minor - back) FILTER (WHERE NOT went_back AND lost IS NOT TRUE), 0)::bigint AS "net!"
         FROM priced p GROUP BY currency ORDER BY currency"#,
         draw,
     )
@@ -225,7 +227,7 @@ async fn findings(connection: &mut PgConnection, draw: Uuid, settled_s: i64) -> 
                 WHEN last_number - first_number + 1 <> quantity THEN 'it has another number of tickets than it paid for'
                 WHEN settled AND ticket_status = 'valid' AND order_status = 'refunded' THEN 'its money went back, and its tickets are valid'
                 WHEN settled AND ticket_status = 'void' AND order_status <> 'refunded' THEN 'its money is here, and its tickets are void'
-                WHEN settled AND reservation_status = 'lost' AND order_status IN ('paid', 'partially_refunded') AND refunded_minor < line_minor
+                WHEN settled AND reservation_status = 'lost' AND order_status IN ('paid', 'partially_refunded') AND refunded_minor < worth_minor
                     THEN 'it has no tickets, and its money has not gone back'
                 WHEN settled AND was_paid AND reservation_status = 'released' THEN 'its order is paid, and nobody has looked for a place'
             END AS problem FROM lines

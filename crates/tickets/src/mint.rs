@@ -219,10 +219,15 @@ async fn announce(tx: &mut PgTransaction<'_>, purchases: BTreeMap<OrderId, Purch
     Ok(events)
 }
 
-fn unavailable(data: &OrderData, lost: Vec<UnavailableLine>) -> sqlx::Result<UnavailableData> {
+fn unavailable(data: &OrderData, mut lost: Vec<UnavailableLine>) -> sqlx::Result<UnavailableData> {
     let whole = lost.iter().map(|line| line.line).collect::<HashSet<_>>().len() == data.lines.len();
-    let sum = lost.iter().try_fold(0_i64, |sum, line| sum.checked_add(line.amount_minor));
-    let sum = sum.ok_or_else(|| sqlx::Error::Protocol(format!("the lines of order {} come to more than 64 bits hold", data.order_id)))?;
+    let prices: i128 = data.lines.iter().map(|line| i128::from(line.amount_minor.max(0))).sum();
+    let mut sum = 0_i128;
+    for line in &mut lost {
+        line.amount_minor = worth(i128::from(data.amount_minor), prices, line.amount_minor);
+        sum += i128::from(line.amount_minor);
+    }
+    let sum = i64::try_from(sum.min(i128::from(data.amount_minor))).map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
     Ok(UnavailableData {
         order_id: data.order_id,
         version: data.version,
@@ -233,4 +238,27 @@ fn unavailable(data: &OrderData, lost: Vec<UnavailableLine>) -> sqlx::Result<Una
         currency: data.currency,
         lines: lost,
     })
+}
+
+/// What a line is worth: its price, or, where other lines take something off, its share of what the order costs, rounded up.
+/// `line_worth` in SQL.
+fn worth(order_minor: i128, prices: i128, line_minor: i64) -> i64 {
+    if prices <= order_minor {
+        return line_minor;
+    }
+    let share = (order_minor * i128::from(line_minor) + prices - 1) / prices;
+    i64::try_from(share).unwrap_or(line_minor).min(line_minor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_worth_its_price_or_its_share_where_a_discount_is_among_the_lines() {
+        assert_eq!(worth(1500, 1500, 1000), 1000);
+        assert_eq!((worth(900, 1500, 1000), worth(900, 1500, 500)), (600, 300));
+        assert_eq!((worth(1000, 3000, 1), worth(0, 500, 500), worth(0, 0, 0)), (1, 0, 0));
+        assert_eq!(worth(i128::from(i64::MAX), 2 * i128::from(i64::MAX), i64::MAX), i64::MAX / 2 + 1);
+    }
 }

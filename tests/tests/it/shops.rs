@@ -83,3 +83,15 @@ async fn a_shop_with_sessions_and_a_procedure_moves_keeps_every_number_and_its_o
     let read: Value = shop.read("5").await.json().await.unwrap();
     assert_eq!((&read["status"], &read["tickets"][0]["status"]), (&json!("paid"), &json!("valid")));
 }
+
+#[tokio::test]
+async fn a_shop_with_an_entry_that_nobody_paid_for_is_refused_the_switch_and_nothing_is_changed() {
+    let stage = Stage::empty().await;
+    stage.execute(LEGACY).await;
+    stage.execute(&script("1-before.sql")).await;
+    counterfoil_migrate::migrate(&stage.target()).await.unwrap();
+    stage.execute("DELETE FROM legacy.orders WHERE session_id = 3").await;
+    let refused = sqlx::raw_sql(sqlx::AssertSqlSafe(script("2-switch.sql"))).execute(&stage.pool()).await.unwrap_err();
+    assert_eq!(refused.as_database_error().and_then(|error| error.constraint()), Some("orders_paid_names_its_payment"), "{refused}");
+    assert_eq!(stage.count("SELECT (SELECT count(*) FROM orders) + (SELECT count(*) FROM draws)").await, 0);
+}

@@ -12,7 +12,7 @@ impl Shop {
         let order = self.buy(wanted).await.unwrap();
         self.lapse(order).await;
         let mut tx = self.pool.begin().await.unwrap();
-        assert_eq!(release_due(&mut tx, None, None, 100).await.unwrap() as usize, wanted.len());
+        assert_eq!(release_due(&mut tx, None, None, 100).await.unwrap(), i64::try_from(wanted.len()).unwrap());
         tx.commit().await.unwrap();
         order
     }
@@ -100,4 +100,53 @@ async fn an_order_that_a_shop_wrote_by_sql_gets_a_place_when_it_is_paid() {
         orders.push((shop.tickets(id).await.len(), shop.places(id).await[0].0.clone()));
     }
     assert_eq!(orders, [(1, "confirmed".to_owned()), (1, "confirmed".to_owned()), (0, "lost".to_owned())]);
+}
+
+#[tokio::test]
+async fn with_a_discount_a_lost_line_is_worth_its_share_of_what_was_paid_and_the_audit_says_the_same() {
+    let shop = Shop::open().await;
+    let (gone, there) = (shop.draw(Some(2)).await, shop.draw(None).await);
+    let order = shop.late(&[(&gone, 2), (&there, 1)]).await;
+    shop.buy(&[(&gone, 2)]).await.unwrap();
+    let discount = "lines || '[{\"description\": \"Friend\", \"quantity\": 1, \"amount_minor\": -600}]'";
+    shop.stage.execute(&format!("UPDATE orders SET lines = {discount}, amount_minor = 900 WHERE id = '{order}'")).await;
+    shop.pay(order).await;
+    shop.apply(&shop.events(order).await).await;
+    let said = shop.said(order).await;
+    assert_eq!(said[1].1["amount_minor"], 600, "1000 of 1500, of which 900 were paid");
+    shop.refund(order, "re", 600, counterfoil_payments::RefundStatus::Succeeded).await;
+    shop.apply(&shop.events(order).await[1..]).await;
+    let mut connection = shop.pool.acquire().await.unwrap();
+    for (draw, lost, net) in [(&gone, 600, 0), (&there, 0, 300)] {
+        let audit = counterfoil_tickets::audit::audit(&mut connection, draw.id, 0).await.unwrap().unwrap();
+        assert!(audit.ok, "{audit:?}");
+        assert_eq!((audit.proceeds[0].lost_minor, audit.proceeds[0].net_minor), (lost, net));
+    }
+}
+
+#[tokio::test]
+async fn an_order_by_sql_whose_ticket_line_is_unsound_is_refused_at_once() {
+    let shop = Shop::open().await;
+    let draw = shop.draw(None).await.id;
+    let sound = format!(r#"{{"draw": "{draw}", "quantity": 2, "amount_minor": 5}}"#);
+    let lines = [
+        r#"{"draw": "autumn", "quantity": 1, "amount_minor": 5}"#.to_owned(),
+        r#"{"draw": 7, "quantity": 1, "amount_minor": 5}"#.to_owned(),
+        format!(r#"{{"draw": "{draw}", "amount_minor": 5}}"#),
+        format!(r#"{{"draw": "{draw}", "quantity": 1.5, "amount_minor": 5}}"#),
+        format!(r#"{{"draw": "{draw}", "quantity": 0, "amount_minor": 5}}"#),
+        format!(r#"{{"draw": "{draw}", "quantity": 1, "amount_minor": -5}}"#),
+        format!(r#"{{"draw": "{draw}", "quantity": "1", "amount_minor": 5}}"#),
+    ];
+    let insert = async |lines: String| {
+        sqlx::query("INSERT INTO orders (reference, amount_minor, currency, lines) VALUES (gen_random_uuid()::text || '-x', 5, 'EUR', $1::jsonb)")
+            .bind(lines)
+            .execute(&shop.pool)
+            .await
+    };
+    for line in lines {
+        let refused = insert(format!("[{sound}, {line}]")).await.unwrap_err();
+        assert_eq!(refused.as_database_error().and_then(|error| error.constraint()), Some("orders_ticket_lines_are_sound"), "{line}");
+    }
+    assert!(insert(format!("[{sound}]")).await.is_ok());
 }
