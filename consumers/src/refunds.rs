@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use counterfoil_payments::event::{Body, PaymentEventData, UnavailableData, derived_refund};
-use counterfoil_payments::{Currency, Event, Fact, Money, OrderKey, RefundStatus};
+use counterfoil_payments::{Currency, Event, Fact, Money, OrderKey, PaymentKey, RefundStatus};
 use counterfoil_providers::Apis;
 use counterfoil_providers::api::{Api, CallError, RefundCall};
 use counterfoil_settlement::{
@@ -121,8 +121,8 @@ impl Refunds {
         self.send(id).await
     }
 
-    /// What an order paid for tickets that were others' by then goes back, if the policy says so. The payment is the one that paid
-    /// the order: nobody else's money can be meant.
+    /// What an order paid for tickets that were others' by then goes back, if the policy says so and the provider knows of no refund
+    /// that we do not.
     async fn send_unfulfilled_back(&self, event: &Event, data: &UnavailableData) -> Result<Effect, Failure> {
         if self.policies.sold_out == Policy::Hold {
             return Ok(Effect::NotNeeded("held: a person decides"));
@@ -139,7 +139,39 @@ impl Refunds {
             provider_key,
             made_by: None,
         };
+        let mut connection = self.pool.acquire().await.map_err(|error| database(&error))?;
+        let known = find_refund(&mut connection, new.id).await.map_err(|error| database(&error))?;
+        drop(connection);
+        if known.is_none()
+            && let Err(why) = self.nothing_else_went_back(event.order_id.0, payment).await?
+        {
+            tracing::warn!(why, payment_id = payment.payment_id, "money for tickets that are not there is held: on-call decides");
+            let mut connection = self.pool.acquire().await.map_err(|error| database(&error))?;
+            hold_payment(&mut connection, payment, &why).await.map_err(|error| database(&error))?;
+            return Ok(Effect::NotNeeded("held: the check at the provider did not pass"));
+        }
         self.request_and_send(&new).await
+    }
+
+    /// Reads from the provider that a payment is captured, and that no more of it went back than we know of.
+    async fn nothing_else_went_back(&self, order: Uuid, payment: &PaymentKey) -> Result<MayGo, Failure> {
+        let Some(api) = self.apis.of(payment.provider) else { return Ok(Err(no_key(payment.provider.name()))) };
+        let state = match api.payment(payment).await {
+            Ok(state) => state,
+            Err(CallError::NotFound(why) | CallError::Refused(why) | CallError::Denied(why)) => {
+                return Ok(Err(format!("{} cannot be read: {why}", payment.payment_id)));
+            }
+            Err(error) => return Err(failure(error)),
+        };
+        let mut connection = self.pool.acquire().await.map_err(|error| database(&error))?;
+        let refunds = refunds_of(&mut connection, order).await.map_err(|error| database(&error))?;
+        let known: i64 =
+            refunds.iter().filter(|refund| refund.payment_id == payment.payment_id && refund.status != "failed").map(|refund| refund.amount_minor).sum();
+        Ok(match (state.captured(), state.refunded_minor > known) {
+            (false, _) => Err(format!("{} says that {} is not captured", payment.provider, payment.payment_id)),
+            (true, true) => Err(format!("{} says that more of {} went back than we know of", payment.provider, payment.payment_id)),
+            (true, false) => Ok(()),
+        })
     }
 
     /// Makes the row of an automatic refund, once, and sends it.
@@ -149,6 +181,7 @@ impl Refunds {
             Ok(_) => tx.commit().await.map_err(|error| database(&error))?,
             Err(RefundRefused::Database(error)) => return Err(database(&error)),
             Err(RefundRefused::NoApi(_)) => return Ok(Effect::NotNeeded("held: its provider has no API to ask for a refund")),
+            Err(RefundRefused::TooMuch { left: 1.., .. }) => return Ok(Effect::NotNeeded("held: some of it went back already, and less is left")),
             Err(RefundRefused::TooMuch { .. } | RefundRefused::NoOrder | RefundRefused::NoPayment | RefundRefused::KeyUsed) => {
                 return Ok(Effect::NotNeeded("nothing of it is left to go back"));
             }
@@ -174,11 +207,15 @@ impl Refunds {
             if first == payment {
                 return Ok(Err("it is the payment that paid the order".into()));
             }
-            let going = refunds_of(&mut connection, order.id).await.map_err(|error| database(&error))?;
-            if going.iter().any(|refund| refund.payment_id == first.payment_id && refund.provider == first.provider.name() && refund.status != "failed") {
+            let mut going = refunds_of(&mut connection, order.id).await.map_err(|error| database(&error))?;
+            going.retain(|refund| refund.payment_id == first.payment_id && refund.provider == first.provider.name() && refund.status != "failed");
+            if going.iter().any(|refund| refund.origin != "sold_out") {
                 return Ok(Err("the payment that paid the order is going back itself".into()));
             }
-            to_read.push(first);
+            // Of tickets that are not there the first one went back by our own doing: a second cannot stand in for it.
+            if going.is_empty() {
+                to_read.push(first);
+            }
         }
         drop(connection);
         for key in to_read {

@@ -1,5 +1,6 @@
--- Run in the shop's database, before counterfoil-migrate: puts the shop's own tables out of the way. Nothing is copied yet, and
--- the shop goes on selling: set search_path = legacy, public for its role (the last statement does so for the database's default).
+-- Run in the shop's database, before counterfoil-migrate: puts the shop's own tables out of the way. Nothing is copied yet, and the
+-- shop goes on selling, provided that its sessions look in both schemas already: a schema that is not there yet does no harm. So
+-- first, as docs/existing-shops.md says, ALTER ROLE … SET search_path = legacy, public, and let its pools connect anew.
 BEGIN;
 CREATE SCHEMA legacy;
 ALTER TABLE public.draws SET SCHEMA legacy;

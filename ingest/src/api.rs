@@ -83,7 +83,7 @@ async fn read_order(State(ingest): State<Arc<Ingest>>, path: Result<Path<String>
 }
 
 /// An order with its places and numbers, where it has any.
-async fn with_tickets(connection: &mut PgConnection, seen: &OrderView) -> sqlx::Result<Value> {
+pub(crate) async fn with_tickets(connection: &mut PgConnection, seen: &OrderView) -> sqlx::Result<Value> {
     let mut body = json!(seen);
     let reservations = reservations_of(&mut *connection, seen.order.id).await?;
     if !reservations.is_empty() {

@@ -23,7 +23,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::answers::{Problem, json_bytes};
-use crate::api::refusal;
+use crate::api::{refusal, with_tickets};
 use crate::keyed::{database_trouble, refused_key, replayed};
 use crate::wake::Wake;
 
@@ -90,7 +90,7 @@ pub(crate) fn start(pool: &PgPool, wake: &Arc<Wake>, tracker: &TaskTracker) -> C
 }
 
 impl Checkout {
-    /// Makes an order, or answers why not. A caller who hangs up cancels nothing.
+    /// Makes an order, or answers why not. A caller who hangs up cancels nothing that has begun.
     pub(crate) async fn make(&self, asked: Asked) -> Answer {
         let (reply, answer) = oneshot::channel();
         let lane = usize::try_from(asked.lane()).unwrap_or_default();
@@ -104,6 +104,7 @@ impl Checkout {
 async fn run(pool: PgPool, wake: Arc<Wake>, mut jobs: mpsc::Receiver<Job>) {
     let mut batch = Vec::with_capacity(BATCH_MAX);
     while jobs.recv_many(&mut batch, BATCH_MAX).await > 0 {
+        batch.retain(|(_, reply): &Job| !reply.is_closed()); // nobody would learn of these orders, and their places would be kept for nobody
         metrics::histogram!("counterfoil_checkout_batch_size").record(f64::from(u32::try_from(batch.len()).unwrap_or(u32::MAX)));
         let mut parts = rounds(std::mem::take(&mut batch));
         while let Some(part) = parts.pop() {
@@ -113,7 +114,7 @@ async fn run(pool: PgPool, wake: Arc<Wake>, mut jobs: mpsc::Receiver<Job>) {
                     wake.raise(); // there may be something to relay
                     replies.into_iter().zip(answers).for_each(|(reply, answer)| drop(reply.send(answer)));
                 }
-                Err((Failure::Culprit | Failure::Slow, _)) if asked.len() > 1 => {
+                Err((Failure::Culprit, _)) if asked.len() > 1 => {
                     let mut front: Vec<Job> = asked.into_iter().zip(replies).collect();
                     let back = front.split_off(front.len() / 2);
                     parts.extend([back, front]);
@@ -191,7 +192,10 @@ async fn make(tx: &mut PgTransaction<'_>, asked: &[Asked]) -> sqlx::Result<Vec<A
     let made = if orders.is_empty() { Vec::new() } else { insert_orders(tx, &orders.iter().collect::<Vec<_>>()).await? };
     let reservations = hold_places(tx, asked, &open, &places, &made).await?;
     let views = if made.is_empty() { Vec::new() } else { settle_early(tx, made).await? };
-    let stored: Vec<Stored> = views.iter().map(|view| Stored { status: StatusCode::CREATED.as_u16(), body: body(view, &reservations) }).collect();
+    let mut stored = Vec::with_capacity(views.len());
+    for view in &views {
+        stored.push(Stored { status: StatusCode::CREATED.as_u16(), body: body(tx, view, &reservations).await? });
+    }
     let keyed: Vec<(&KeyAsk, &Stored)> = open.iter().zip(&stored).filter_map(|(nth, stored)| Some((asked[*nth].key.as_ref()?, stored))).collect();
     complete_keys(tx, &keyed).await?;
     for (nth, stored) in open.into_iter().zip(stored) {
@@ -245,13 +249,17 @@ async fn hold_places(tx: &mut PgTransaction<'_>, asked: &[Asked], open: &Open, p
     hold(tx, &lines, &seconds).await
 }
 
-fn body(view: &OrderView, reservations: &[Reservation]) -> Vec<u8> {
+async fn body(tx: &mut PgTransaction<'_>, view: &OrderView, reservations: &[Reservation]) -> sqlx::Result<Vec<u8>> {
+    if !view.payments.is_empty() {
+        return Ok(with_tickets(&mut *tx, view).await?.to_string().into_bytes()); // its payment came before it
+    }
     let mut body = json!(view);
     let own: Vec<&Reservation> = reservations.iter().filter(|reservation| reservation.order_id == view.order.id).collect();
     if !own.is_empty() {
         body["reservations"] = json!(own);
+        body["tickets"] = json!([]);
     }
-    body.to_string().into_bytes()
+    Ok(body.to_string().into_bytes())
 }
 
 /// Why there is no place, and what is left.

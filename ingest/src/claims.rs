@@ -14,14 +14,13 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use counterfoil_payments::{OrderId, OrderKey};
 use counterfoil_settlement::{ClaimRefused, NewToken, claim, issue_token, receipts_of, view};
-use counterfoil_tickets::{reservations_of, tickets_of};
 use ring::hmac;
 use serde_json::json;
 use uuid::Uuid;
 
 use crate::Ingest;
 use crate::answers::Problem;
-use crate::api::{caller, field_problems, in_task, key_in_path, not_found, read_json};
+use crate::api::{caller, field_problems, in_task, key_in_path, not_found, read_json, with_tickets};
 use crate::fields::Fields;
 use crate::keyed::database_trouble;
 use crate::new_order::customer_id;
@@ -136,11 +135,10 @@ pub(crate) async fn take(State(ingest): State<Arc<Ingest>>, headers: HeaderMap, 
         Box::pin(async move {
             let trouble = |error: sqlx::Error| database_trouble(&error);
             let claimed = claim(tx, id, &customer).await.map_err(|refused| refusal(&refused))?;
-            let order = view(&mut *tx, &OrderKey::Id(OrderId(claimed.order_id))).await.map_err(trouble)?;
-            let reservations = reservations_of(&mut *tx, claimed.order_id).await.map_err(trouble)?;
-            let tickets = tickets_of(&mut *tx, claimed.order_id).await.map_err(trouble)?;
+            let order = view(&mut *tx, &OrderKey::Id(OrderId(claimed.order_id))).await.map_err(trouble)?.ok_or_else(not_found)?;
+            let order = with_tickets(&mut *tx, &order).await.map_err(trouble)?;
             let receipts = receipts_of(&mut *tx, claimed.order_id).await.map_err(trouble)?;
-            Ok(json!({ "customer_id": customer, "order": order, "reservations": reservations, "tickets": tickets, "receipts": receipts }))
+            Ok(json!({ "customer_id": customer, "order": order, "receipts": receipts }))
         })
     })
     .await

@@ -61,15 +61,20 @@ END $$;
 CREATE TRIGGER reservations_status_moves BEFORE UPDATE OF status ON reservations FOR EACH ROW
     WHEN (OLD.status IS DISTINCT FROM NEW.status) EXECUTE FUNCTION reservation_status_must_move_by_the_table();
 
--- An order that ends, or whose payment failed for good, holds its places no longer, whoever ended it. They are given back by
--- the next who looks: a request that finds too few left, or housekeeping.
-CREATE FUNCTION order_holds_no_places() RETURNS trigger LANGUAGE plpgsql AS $$
+-- An order that is paid keeps its places, whoever says that it is. One that ends, or whose payment failed for good, holds none any
+-- longer; they are given back by the next who looks: a request that finds too few left, or housekeeping.
+CREATE FUNCTION order_keeps_or_leaves_its_places() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE reservations SET expires_at = LEAST(expires_at, now()), reason = NEW.status, updated_at = now() WHERE order_id = NEW.id AND status = 'held';
+    IF NEW.status = 'paid' THEN
+        UPDATE reservations SET status = 'confirmed', reason = NULL, updated_at = now() WHERE order_id = NEW.id AND status = 'held';
+    ELSE
+        UPDATE reservations SET expires_at = LEAST(expires_at, now()), reason = NEW.status, updated_at = now() WHERE order_id = NEW.id AND status = 'held';
+    END IF;
     RETURN NULL;
 END $$;
-CREATE TRIGGER orders_end_their_reservations AFTER UPDATE OF status ON orders FOR EACH ROW
-    WHEN (OLD.status IS DISTINCT FROM NEW.status AND NEW.status IN ('failed_final', 'expired', 'cancelled')) EXECUTE FUNCTION order_holds_no_places();
+CREATE TRIGGER orders_keep_or_leave_their_places AFTER UPDATE OF status ON orders FOR EACH ROW
+    WHEN (OLD.status IS DISTINCT FROM NEW.status AND NEW.status IN ('paid', 'failed_final', 'expired', 'cancelled') AND NEW.lines @? '$[*].draw')
+    EXECUTE FUNCTION order_keeps_or_leaves_its_places();
 
 -- Tickets: a range of numbers for each order line ----------------------------------------------------------------------
 
@@ -174,6 +179,17 @@ CREATE FUNCTION line_worth(order_minor bigint, lines jsonb, line_minor bigint) R
     SELECT CASE WHEN s.minor <= order_minor OR s.minor = 0 THEN line_minor ELSE LEAST(line_minor, ceil(order_minor::numeric * line_minor / s.minor))::bigint END
     FROM (SELECT COALESCE(sum((l ->> 'amount_minor')::numeric) FILTER (WHERE (l ->> 'amount_minor')::numeric > 0), 0) AS minor FROM jsonb_array_elements(lines) AS l) s);
 
+-- Of what an order costs, how much is not here: what was captured for it in its currency, by whichever payment, less what went back or
+-- was charged back. And what its lines are worth that were paid for when their places were others'.
+CREATE VIEW ticket_money AS
+SELECT o.id AS order_id, GREATEST(o.amount_minor
+        - COALESCE((SELECT sum(p.amount_minor) FROM payments p WHERE p.order_id = o.id AND p.status = 'captured' AND p.currency = o.currency), 0)
+        + COALESCE((SELECT sum(f.amount_minor) FROM refunds f WHERE f.order_id = o.id AND f.status = 'succeeded' AND f.currency = o.currency), 0)
+        + COALESCE((SELECT sum(d.amount_minor) FROM disputes d WHERE d.order_id = o.id AND d.status IN ('opened', 'lost') AND d.currency = o.currency), 0), 0)::bigint AS back_minor,
+    LEAST(o.amount_minor, COALESCE((SELECT sum(line_worth(o.amount_minor, o.lines, (o.lines -> r.line ->> 'amount_minor')::bigint)) FROM reservations r
+        WHERE r.order_id = o.id AND r.status = 'lost'), 0))::bigint AS lost_minor
+FROM orders o;
+
 -- Every line of every order that names a draw, with its money and its tickets: what `counterfoil draws audit` adds up.
 CREATE VIEW draw_lines AS
 SELECT (l.line ->> 'draw')::uuid AS draw_id, o.id AS order_id, (l.nth - 1)::integer AS line, o.reference, o.status AS order_status, o.currency,
@@ -181,22 +197,23 @@ SELECT (l.line ->> 'draw')::uuid AS draw_id, o.id AS order_id, (l.nth - 1)::inte
     line_worth(o.amount_minor, o.lines, (l.line ->> 'amount_minor')::bigint) AS worth_minor, p.status AS payment_status, p.settled_minor,
     r.id AS reservation_id, r.draw_id AS reserved_in, r.quantity, r.status AS reservation_status,
     t.draw_ordinal AS minted_in, t.first_number, t.last_number, t.status AS ticket_status, t.issued_at, t.voided_at,
-    COALESCE((SELECT sum(f.amount_minor) FROM refunds f WHERE f.order_id = o.id AND f.status = 'succeeded' AND f.source = 'sales' AND f.currency = o.currency), 0)::bigint AS refunded_minor,
-    COALESCE((SELECT sum(line_worth(o.amount_minor, o.lines, (o.lines -> x.line ->> 'amount_minor')::bigint)) FROM reservations x WHERE x.order_id = o.id AND x.status = 'lost'), 0)::bigint AS order_lost_minor
+    m.back_minor AS order_back_minor, m.lost_minor AS order_lost_minor
 FROM orders o
 CROSS JOIN LATERAL jsonb_array_elements(CASE WHEN jsonb_typeof(o.lines) = 'array' THEN o.lines ELSE '[]' END) WITH ORDINALITY AS l (line, nth)
+JOIN ticket_money m ON m.order_id = o.id
 LEFT JOIN payments p ON p.provider = o.paid_provider AND p.account = o.paid_account AND p.payment_id = o.paid_payment_id
 LEFT JOIN reservations r ON r.order_id = o.id AND r.line = l.nth - 1
 LEFT JOIN tickets t ON t.order_id = o.id AND t.line = l.nth - 1
 WHERE l.line ? 'draw';
 
--- Lines that were paid for when their places were others', and whose money is still here.
-CREATE VIEW unfulfilled_lines AS
-SELECT o.reference, r.line, r.id AS reservation_id, w.minor AS worth_minor, o.currency, r.updated_at AS since
-FROM reservations r JOIN orders o ON o.id = r.order_id
-CROSS JOIN LATERAL (SELECT line_worth(o.amount_minor, o.lines, (o.lines -> r.line ->> 'amount_minor')::bigint) AS minor) w
-WHERE r.status = 'lost' AND o.status IN ('paid', 'partially_refunded') AND w.minor > COALESCE((SELECT sum(f.amount_minor) FROM refunds f
-    WHERE f.order_id = o.id AND f.status = 'succeeded' AND f.source = 'sales' AND f.currency = o.currency), 0);
+-- Orders that were paid when places of theirs were others' (or whose place nobody has looked for since), and whose money for these is
+-- still here.
+CREATE VIEW unfulfilled_orders AS
+SELECT o.reference, o.currency, o.updated_at AS since, CASE WHEN m.lost_minor > 0 THEN m.lost_minor - m.back_minor ELSE o.amount_minor - m.back_minor END AS minor
+FROM orders o JOIN ticket_money m ON m.order_id = o.id
+WHERE o.id IN (SELECT order_id FROM reservations WHERE status = 'lost' UNION SELECT order_id FROM ticket_standings) AND o.status IN ('paid', 'partially_refunded')
+    AND (m.lost_minor > m.back_minor OR (o.updated_at < now() - interval '10 minutes'
+        AND EXISTS (SELECT FROM reservations r WHERE r.order_id = o.id AND r.status = 'released')));
 
 -- Customer-facing readers ------------------------------------------------------------------------------------------------
 

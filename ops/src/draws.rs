@@ -15,6 +15,8 @@ use counterfoil_tickets::entries::{Chain, HEAD, page};
 use counterfoil_tickets::{Draw, find_draw};
 use ring::signature::{Ed25519KeyPair, KeyPair};
 use sqlx::{PgConnection, PgPool, PgTransaction};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 use crate::options::Draws;
 use crate::print;
@@ -94,10 +96,11 @@ fn table(audit: &Audit) -> String {
         lines.extend([String::new(), format!("{} orders paid, in {}", money.orders, money.currency)]);
         for (what, minor) in [
             ("captured for these orders", money.captured_minor),
+            ("of that, still here", money.here_minor),
             ("what their lines of this draw cost", money.lines_minor),
             ("  void: went back whole", money.void_minor),
             ("  lost: sold out when paid for", money.lost_minor),
-            ("  went back in part", money.refunded_minor),
+            ("  went back, or was charged back, in part", money.refunded_minor),
             ("what remains", money.net_minor),
             ("  for the house", money.house_minor),
         ] {
@@ -124,7 +127,7 @@ async fn export(tx: &mut PgTransaction<'_>, key: &OrderKey, to: &Path, signer: &
     let list = to.join("entries.csv");
     let mut out = BufWriter::new(fresh(&list)?);
     writeln!(out, "{HEAD}")?;
-    let (mut chain, mut after, mut entries) = (Chain::default(), 0, 0_u64);
+    let (mut chain, mut after, mut entries) = (Chain::of(&draw.reference), 0, 0_u64);
     loop {
         let entries_read = page(&mut *tx, draw.id, after).await?;
         let Some(last) = entries_read.last() else { break };
@@ -135,6 +138,8 @@ async fn export(tx: &mut PgTransaction<'_>, key: &OrderKey, to: &Path, signer: &
         entries += entries_read.len() as u64;
         tracing::info!(entries, "entries written so far");
     }
+    let exported_at = OffsetDateTime::now_utc().format(&Rfc3339)?;
+    writeln!(out, "{}", chain.end(draw.minted, &exported_at))?;
     out.into_inner()?.sync_all()?;
     let bytes = std::fs::read(&list)?;
     fresh(&to.join("entries.csv.sig"))?.write_all(signer.0.sign(&bytes).as_ref())?;

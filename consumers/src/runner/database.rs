@@ -9,6 +9,7 @@ use counterfoil_inbox::insert_done;
 use counterfoil_payments::Event;
 use counterfoil_settlement::Failure as SqlFailure;
 use sqlx::{Connection, PgConnection, PgPool, PgTransaction};
+use tokio::time::sleep;
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -65,7 +66,7 @@ impl<A: Apply> InDatabase<A> {
 
     /// One transaction, in a task of its own: a panic in the consumer is a culprit, too.
     async fn apply_all(&self, events: Vec<Event>) -> Result<(), Blame> {
-        for _ in 0..AGAIN_MAX {
+        for tries in 0..AGAIN_MAX {
             let (consumer, pool, events) = (Arc::clone(&self.consumer), self.pool.clone(), events.clone());
             let applied = tokio::spawn(async move { apply_once(consumer.as_ref(), &pool, &events).await }.in_current_span()).await;
             let error = match applied {
@@ -74,7 +75,8 @@ impl<A: Apply> InDatabase<A> {
                 Err(panic) => return Err(Blame::Culprit(Failure::permanent(format!("the consumer panicked: {panic}")))),
             };
             match SqlFailure::of(&error) {
-                SqlFailure::Again | SqlFailure::Slow => {}
+                // A little later, and not all at the same time: whoever met us in the deadlock tries again, too.
+                SqlFailure::Again | SqlFailure::Slow => sleep(Duration::from_millis(4 << tries).mul_f64(0.5 + rand::random::<f64>())).await,
                 SqlFailure::Outage => return Err(Blame::Database(format!("the database: {error}"))),
                 SqlFailure::Culprit => return Err(Blame::Culprit(Failure::transient(format!("the database refuses it: {error}")))),
             }

@@ -100,6 +100,22 @@ pub async fn appended(tx: &mut PgTransaction<'_>) -> sqlx::Result<Vec<Appended>>
     .await
 }
 
+/// Sends events that this transaction has appended to one queue, too, by the default exchange and under the same ids.
+///
+/// # Errors
+/// When the database fails.
+pub async fn send_to(tx: &mut PgTransaction<'_>, event_ids: &[Uuid], queue: &str) -> sqlx::Result<()> {
+    sqlx::query!(
+        "INSERT INTO outbox (event_id, topic, order_id, version, exchange, routing_key, payload, headers)
+         SELECT event_id, topic, order_id, version, '', $2, payload, headers FROM outbox WHERE event_id = ANY ($1) AND exchange = 'counterfoil.events'",
+        event_ids,
+        queue,
+    )
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
+}
+
 /// Keeps events from being sent, before anybody can see them: their ids stay, so that no later event says the same again.
 ///
 /// # Errors

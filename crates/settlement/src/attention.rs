@@ -64,8 +64,8 @@ pub async fn attention(connection: &mut PgConnection, limit: i64) -> sqlx::Resul
             WHERE p.status = 'captured' AND m.back > p.amount_minor
               AND (p.provider, p.account, p.payment_id) IN (SELECT provider, account, payment_id FROM refunds UNION SELECT provider, account, payment_id FROM disputes)
             UNION ALL
-            SELECT 'unfulfilled', 'line ' || line || ', reservation ' || reservation_id, reference, worth_minor, currency,
-                'paid for, and there are no tickets for it: its place was sold to others', since FROM unfulfilled_lines
+            SELECT 'unfulfilled', 'tickets of ' || reference, reference, minor, currency,
+                'paid for, and there are no tickets for it: its place was sold to others', since FROM unfulfilled_orders
             UNION ALL
             SELECT 'key', scope || ' ' || key, NULL, NULL, NULL, 'in progress since', created_at FROM idempotency_keys
             WHERE status = 'in_progress' AND created_at < now() - interval '1 minute'

@@ -3,6 +3,7 @@
 use counterfoil_outbox::Appended;
 use counterfoil_payments::{Fact, PaymentKey, Topic};
 use sqlx::{PgConnection, PgTransaction};
+use uuid::Uuid;
 
 use crate::delivery::{Delivery, Outcome, Settled, Verdict};
 use crate::events;
@@ -16,7 +17,7 @@ pub enum Backfilled {
         /// What is stored about it.
         outcome: Outcome,
         /// The order that it marked as paid.
-        paid: Option<uuid::Uuid>,
+        paid: Option<Uuid>,
     },
     /// It was recorded before.
     Known,
@@ -94,6 +95,15 @@ async fn keep_quiet(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::Res
             withheld.push(event.event_id);
         }
     }
+    // Whoever paid for tickets gets their numbers all the same.
+    let with_tickets = |event: &&Appended| event.payload["lines"].as_array().is_some_and(|lines| lines.iter().any(|line| line.get("draw").is_some()));
+    let tickets: Vec<Uuid> = appended
+        .iter()
+        .filter(|event| event.topic == Topic::OrderPaid.name() && withheld.contains(&event.event_id))
+        .filter(with_tickets)
+        .map(|event| event.event_id)
+        .collect();
+    counterfoil_outbox::send_to(tx, &tickets, "counterfoil.tickets").await?;
     counterfoil_outbox::withhold(tx, &withheld, "recorded by backfill: not sent").await?;
     paid_then(tx, batch).await
 }

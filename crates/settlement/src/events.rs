@@ -52,6 +52,8 @@ pub(crate) async fn store(tx: &mut PgTransaction<'_>, items: &[(&Item<'_>, Note<
             ON CONFLICT (provider, account, event_id) DO UPDATE SET
                 deliveries = w.deliveries + excluded.deliveries,
                 late_deliveries = w.late_deliveries + excluded.late_deliveries,
+                payment_account = COALESCE(w.payment_account, excluded.payment_account),
+                payment_id = COALESCE(w.payment_id, excluded.payment_id),
                 differing = w.differing + (excluded.deliveries > 0 AND w.body <> excluded.body)::integer + excluded.differing,
                 differing_body = CASE WHEN excluded.deliveries > 0 AND w.body <> excluded.body THEN excluded.body ELSE COALESCE(excluded.differing_body, w.differing_body) END,
                 (outcome, reason, waits_for, fact, processed_at, processed_in) = (SELECT excluded.outcome, excluded.reason, excluded.waits_for,
@@ -77,9 +79,10 @@ pub(crate) async fn store(tx: &mut PgTransaction<'_>, items: &[(&Item<'_>, Note<
 /// # Errors
 /// When even that cannot be stored: the delivery must be refused.
 pub async fn store_failed(tx: &mut PgTransaction<'_>, delivery: &Delivery, last_error: &str) -> sqlx::Result<Verdict> {
+    let payment = delivery.fact.payment();
     let row = sqlx::query!(
-        r#"INSERT INTO webhook_events AS w (provider, account, event_id, provider_event_id, event_type, body, secret_position, outcome, fact, last_error)
-           VALUES ($1, $2, $3, $4, $5, $6, $7, 'failed', $8, $9)
+        r#"INSERT INTO webhook_events AS w (provider, account, event_id, provider_event_id, event_type, body, secret_position, outcome, fact, last_error, payment_account, payment_id)
+           VALUES ($1, $2, $3, $4, $5, $6, $7, 'failed', $8, $9, $10, $11)
            ON CONFLICT (provider, account, event_id) DO UPDATE SET deliveries = w.deliveries + 1, last_error = excluded.last_error
            RETURNING outcome, xmax::text <> '0' AS "known!", body <> $6 AS "differs!""#,
         delivery.provider.name(),
@@ -91,6 +94,8 @@ pub async fn store_failed(tx: &mut PgTransaction<'_>, delivery: &Delivery, last_
         delivery.secret_position,
         stored_fact(delivery),
         last_error,
+        payment.map(|payment| payment.account.clone()),
+        payment.map(|payment| payment.payment_id.clone()),
     )
     .fetch_one(&mut **tx)
     .await?;

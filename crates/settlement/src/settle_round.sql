@@ -24,6 +24,8 @@ WITH input AS MATERIALIZED (
     ON CONFLICT (provider, account, event_id) DO UPDATE SET
         deliveries = w.deliveries + excluded.deliveries,
         late_deliveries = w.late_deliveries + excluded.late_deliveries,
+        payment_account = COALESCE(w.payment_account, excluded.payment_account),
+        payment_id = COALESCE(w.payment_id, excluded.payment_id),
         differing = w.differing + (excluded.deliveries > 0 AND w.body <> excluded.body)::integer + excluded.differing,
         differing_body = CASE WHEN excluded.deliveries > 0 AND w.body <> excluded.body THEN excluded.body ELSE COALESCE(excluded.differing_body, w.differing_body) END,
         processed_at = CASE WHEN w.outcome IN ('waiting', 'failed', 'deferred') AND (excluded.deliveries = 0 OR w.body = excluded.body) THEN now() ELSE w.processed_at END,
@@ -80,10 +82,6 @@ WITH input AS MATERIALIZED (
     RETURNING o.id, o.reference, o.status, o.version, o.amount_minor, o.currency, o.customer_email, o.customer_name, o.customer_phone, o.lines,
         o.paid_at, o.paid_provider, o.paid_account, o.paid_payment_id,
         p.amount_minor AS captured_minor, p.settled_minor, p.before_disposition, p.before_minor, p.before_settled_minor
-), confirmed AS (
-    -- Its places are paid for. Those that were given back are looked for by whoever mints.
-    UPDATE reservations r SET status = 'confirmed', reason = NULL, updated_at = now() FROM updated u
-    WHERE r.order_id = u.id AND u.status = 'paid' AND r.status = 'held'
 ), emitted AS (
     INSERT INTO outbox (event_id, topic, order_id, version, routing_key, payload, headers)
     SELECT n.paid_event_id, 'order.paid', o.id, o.version, 'order.paid', jsonb_build_object(

@@ -33,6 +33,8 @@ pub struct Proceeds {
     pub orders: i64,
     /// What was captured for them and paid them.
     pub captured_minor: i64,
+    /// What of it is still here: less what went back or was charged back, more where a second payment stands in.
+    pub here_minor: i64,
     /// What their lines of this draw cost.
     pub lines_minor: i64,
     /// Of that, lines whose money went back whole.
@@ -139,6 +141,8 @@ fn checks(counts: &Counts, proceeds: &[Proceeds], findings: &[Finding]) -> Vec<C
         let parts = money.void_minor + money.lost_minor + money.refunded_minor + money.net_minor;
         checks.push(equal("what the lines cost = void + lost + gone back in part + what remains", money.lines_minor, parts));
         checks.push(equal("charity + house = what remains", money.net_minor, money.charity_minor + money.house_minor));
+        let ok = money.net_minor <= money.here_minor;
+        checks.push(Check { what: "what remains is not more than the money that is here", expected: money.here_minor, found: money.net_minor, ok });
     }
     checks
 }
@@ -173,10 +177,11 @@ async fn proceeds(connection: &mut PgConnection, draw: Uuid, counts: &Counts) ->
         ), priced AS (
             -- What went back is first what could not be fulfilled.
             SELECT *, CASE WHEN went_back OR lost OR order_minor <= order_lost_minor THEN 0
-                ELSE LEAST(worth_minor, div(GREATEST(refunded_minor - order_lost_minor, 0)::numeric * worth_minor, order_minor - order_lost_minor)) END AS back FROM paid
+                ELSE LEAST(worth_minor, ceil(GREATEST(order_back_minor - order_lost_minor, 0)::numeric * worth_minor / (order_minor - order_lost_minor))) END AS back FROM paid
         )
         SELECT currency AS "currency!", count(DISTINCT order_id) AS "orders!",
             (SELECT COALESCE(sum(settled_minor), 0)::bigint FROM (SELECT DISTINCT order_id, settled_minor FROM paid s WHERE s.currency = p.currency) s) AS "captured!",
+            (SELECT COALESCE(sum(order_minor - order_back_minor), 0)::bigint FROM (SELECT DISTINCT order_id, order_minor, order_back_minor FROM paid s WHERE s.currency = p.currency) s) AS "here!",
             COALESCE(sum(worth_minor), 0)::bigint AS "lines!", COALESCE(sum(worth_minor) FILTER (WHERE went_back), 0)::bigint AS "void!",
             COALESCE(sum(worth_minor) FILTER (WHERE lost AND NOT went_back), 0)::bigint AS "lost!",
             COALESCE(sum(back), 0)::bigint AS "refunded!", COALESCE(sum(worth_minor - back) FILTER (WHERE NOT went_back AND lost IS NOT TRUE), 0)::bigint AS "net!"
@@ -196,6 +201,7 @@ async fn proceeds(connection: &mut PgConnection, draw: Uuid, counts: &Counts) ->
                 currency: row.currency,
                 orders: row.orders,
                 captured_minor: row.captured,
+                here_minor: row.here,
                 lines_minor: row.lines,
                 void_minor: row.void,
                 lost_minor: row.lost,
@@ -227,7 +233,7 @@ async fn findings(connection: &mut PgConnection, draw: Uuid, settled_s: i64) -> 
                 WHEN last_number - first_number + 1 <> quantity THEN 'it has another number of tickets than it paid for'
                 WHEN settled AND ticket_status = 'valid' AND order_status = 'refunded' THEN 'its money went back, and its tickets are valid'
                 WHEN settled AND ticket_status = 'void' AND order_status <> 'refunded' THEN 'its money is here, and its tickets are void'
-                WHEN settled AND reservation_status = 'lost' AND order_status IN ('paid', 'partially_refunded') AND refunded_minor < worth_minor
+                WHEN settled AND reservation_status = 'lost' AND order_status IN ('paid', 'partially_refunded') AND order_back_minor < order_lost_minor
                     THEN 'it has no tickets, and its money has not gone back'
                 WHEN settled AND was_paid AND reservation_status = 'released' THEN 'its order is paid, and nobody has looked for a place'
             END AS problem FROM lines

@@ -1,6 +1,6 @@
 //! The entry list of a draw as CSV with a hash chain, for an auditor.
 //!
-//! A line's last field is the SHA-256, in hexadecimal, of the hash above it, a line feed, and the rest of the line in front of the last
+//! Every line names the draw; the last one says how many numbers there are and when the list was made. A line's last field is the SHA-256, in hexadecimal, of the hash above it, a line feed, and the rest of the line in front of the last
 //! comma. The hash above the first entry is the SHA-256 of the head line. Whoever holds the last hash can tell whether a line
 //! was changed, left out, added or moved. Fields are quoted by RFC 4180.
 
@@ -12,7 +12,7 @@ use uuid::Uuid;
 const PAGE: i64 = 5000;
 
 /// The first line.
-pub const HEAD: &str = "first_number,last_number,quantity,order,line,status,issued_at,hash";
+pub const HEAD: &str = "draw,first_number,last_number,quantity,order,line,status,at,hash";
 
 /// One entry: consecutive numbers of one order line.
 #[derive(Debug, Clone)]
@@ -53,6 +53,7 @@ pub async fn page(connection: &mut PgConnection, draw: Uuid, after: i64) -> sqlx
 /// The chain so far.
 #[derive(Debug, Clone)]
 pub struct Chain {
+    draw: String,
     hash: String,
 }
 
@@ -60,30 +61,42 @@ fn sha256(text: &str) -> String {
     hex::encode(digest::digest(&digest::SHA256, text.as_bytes()))
 }
 
+/// A field in one line: quoted where it must be, other controls than what RFC 4180 allows as blanks.
 fn quoted(field: &str) -> String {
-    if field.contains([',', '"', '\n', '\r']) { format!("\"{}\"", field.replace('"', "\"\"")) } else { field.to_owned() }
-}
-
-impl Default for Chain {
-    fn default() -> Self {
-        Self { hash: sha256(HEAD) }
-    }
+    let field = field.replace(char::is_control, " ");
+    if field.contains([',', '"']) { format!("\"{}\"", field.replace('"', "\"\"")) } else { field }
 }
 
 impl Chain {
+    /// Of the draw with this reference; its first link is the head line.
+    #[must_use]
+    pub fn of(draw: &str) -> Self {
+        Self { draw: quoted(draw), hash: sha256(HEAD) }
+    }
+
     /// The last hash.
     #[must_use]
     pub fn hash(&self) -> &str {
         &self.hash
     }
 
+    fn link(&mut self, fields: &str) -> String {
+        self.hash = sha256(&format!("{}\n{fields}", self.hash));
+        format!("{fields},{}", self.hash)
+    }
+
     /// The line of the next entry, with its hash and without its end.
     pub fn line(&mut self, entry: &Entry) -> String {
         let quantity = entry.last_number - entry.first_number + 1;
-        let order = quoted(&entry.order);
-        let fields = format!("{},{},{quantity},{order},{},{},{}", entry.first_number, entry.last_number, entry.line, entry.status, entry.issued_at);
-        self.hash = sha256(&format!("{}\n{fields}", self.hash));
-        format!("{fields},{}", self.hash)
+        let (draw, order) = (&self.draw, quoted(&entry.order));
+        let fields = format!("{draw},{},{},{quantity},{order},{},{},{}", entry.first_number, entry.last_number, entry.line, entry.status, entry.issued_at);
+        self.link(&fields)
+    }
+
+    /// The last line: how many numbers were given out, and when the list was made.
+    pub fn end(&mut self, numbers: i64, at: &str) -> String {
+        let fields = format!("{},,,{numbers},,,end,{at}", self.draw);
+        self.link(&fields)
     }
 }
 
@@ -101,8 +114,8 @@ mod tests {
             status: "valid".into(),
             issued_at: "2026-01-01T00:00:00Z".into(),
         };
-        let (mut one, mut other) = (Chain::default(), Chain::default());
-        assert!(one.line(&entry("a,\"b\"")).starts_with("1,3,3,\"a,\"\"b\"\"\",0,valid,2026-01-01T00:00:00Z,"));
+        let (mut one, mut other) = (Chain::of("D"), Chain::of("D"));
+        assert!(one.line(&entry("a,\"b\"")).starts_with("D,1,3,3,\"a,\"\"b\"\"\",0,valid,2026-01-01T00:00:00Z,"));
         let _ = other.line(&entry("c"));
         assert_ne!(one.line(&entry("d")), other.line(&entry("d")), "what came before shows in every later hash");
     }

@@ -26,7 +26,9 @@ use crate::standings;
 const RELEASE_MAX: i64 = 1000;
 
 /// Settings of a session that mints: with plans made anew, or by size, a batch costs two to six times as much.
-pub const SESSION: [(&str, &str); 2] = [("plan_cache_mode", "force_generic_plan"), ("enable_seqscan", "off")];
+/// Nested loops alone keep the order in which the draws are locked.
+pub const SESSION: [(&str, &str); 4] =
+    [("plan_cache_mode", "force_generic_plan"), ("enable_seqscan", "off"), ("enable_hashjoin", "off"), ("enable_mergejoin", "off")];
 
 /// Follows events, sorted by id, none of which was followed before: mints for paid orders, voids what went back.
 ///
@@ -109,16 +111,21 @@ async fn mint(tx: &mut PgTransaction<'_>, events: &[&Event]) -> sqlx::Result<Vec
     let missing = give_out(tx, &mut purchases, wanted).await?;
     let mut retaken = Vec::new();
     for line in missing {
-        if retake(tx, &line).await? {
-            retaken.push(line);
-        } else if let Some(purchase) = purchases.get_mut(&line.order) {
-            purchase.lost.push(UnavailableLine { line: line.line, draw_id: line.draw, quantity: line.quantity, amount_minor: line.amount_minor });
+        match retake(tx, &line).await? {
+            Retaken::Placed => retaken.push(line),
+            Retaken::SoldOut => {
+                if let Some(purchase) = purchases.get_mut(&line.order) {
+                    purchase.lost.push(UnavailableLine { line: line.line, draw_id: line.draw, quantity: line.quantity, amount_minor: line.amount_minor });
+                }
+            }
+            Retaken::MoneyGone => {}
         }
     }
     if !retaken.is_empty() {
         let missing = give_out(tx, &mut purchases, retaken).await?;
         if let Some(line) = missing.first() {
-            return Err(sqlx::Error::Protocol(format!("order {} line {}: its reservation is of another draw", line.order, line.line)));
+            let why = format!("order {} line {}: its reservation is of another draw", line.order, line.line);
+            return Err(sqlx::Error::Decode(why.into())); // this event is to blame, not the database
         }
     }
     announce(tx, purchases).await
@@ -151,27 +158,33 @@ async fn give_out(tx: &mut PgTransaction<'_>, purchases: &mut BTreeMap<OrderId, 
     Ok(missing)
 }
 
-/// Takes a place for money that came late, if its draw has one. `false`: the line is lost.
-async fn retake(tx: &mut PgTransaction<'_>, line: &Line) -> sqlx::Result<bool> {
-    let held = sqlx::query!(
-        "UPDATE reservations SET status = 'confirmed', reason = NULL, updated_at = now() WHERE order_id = $1 AND line = $2 AND status = 'held'",
+/// What became of a line whose place was given back before its money came.
+enum Retaken {
+    /// It has a place.
+    Placed,
+    /// Others have it.
+    SoldOut,
+    /// Its money went back already: nothing is looked for.
+    MoneyGone,
+}
+
+/// Takes a place for money that came late, if its draw has one.
+async fn retake(tx: &mut PgTransaction<'_>, line: &Line) -> sqlx::Result<Retaken> {
+    let known = sqlx::query!(
+        r#"SELECT (SELECT status FROM reservations WHERE order_id = $1 AND line = $2) AS status,
+            EXISTS (SELECT FROM ticket_standings WHERE order_id = $1 AND order_status = 'refunded') AS "gone!""#,
         line.order.0,
         line.line
     );
-    if held.execute(&mut **tx).await?.rows_affected() == 1 {
-        return Ok(true); // settled by a process of an earlier release
-    }
-    let lost = sqlx::query_scalar!(
-        r#"SELECT EXISTS (SELECT FROM reservations WHERE order_id = $1 AND line = $2 AND status = 'lost')
-            OR EXISTS (SELECT FROM ticket_standings WHERE order_id = $1 AND order_status = 'refunded') AS "lost!""#,
-        line.order.0,
-        line.line
-    );
-    let lost = lost.fetch_one(&mut **tx).await?;
-    let mut free = !lost && take(tx, line).await?;
-    if !lost && !free && release_due(tx, Some(&[line.draw]), None, RELEASE_MAX).await? > 0 {
-        free = take(tx, line).await?;
-    }
+    let known = known.fetch_one(&mut **tx).await?;
+    let status = known.status.as_deref();
+    let placed = match status {
+        Some("lost") => return Ok(Retaken::SoldOut),
+        Some("held") => true, // the order was paid in a way that no trigger saw: its place is still counted
+        Some("confirmed") => return Ok(Retaken::Placed),
+        _ if known.gone => return Ok(Retaken::MoneyGone),
+        _ => take(tx, line).await? || (release_due(tx, Some(&[line.draw]), None, RELEASE_MAX).await? > 0 && take(tx, line).await?),
+    };
     sqlx::query!(
         "INSERT INTO reservations (id, order_id, line, draw_id, quantity, status, expires_at) VALUES ($1, $2, $3, $4, $5, $6, now())
          ON CONFLICT ON CONSTRAINT reservations_one_for_a_line DO UPDATE SET status = excluded.status, reason = NULL, updated_at = now()",
@@ -180,11 +193,11 @@ async fn retake(tx: &mut PgTransaction<'_>, line: &Line) -> sqlx::Result<bool> {
         line.line,
         line.draw,
         line.quantity,
-        if free { "confirmed" } else { "lost" },
+        if placed { "confirmed" } else { "lost" },
     )
     .execute(&mut **tx)
     .await?;
-    Ok(free)
+    Ok(if placed { Retaken::Placed } else { Retaken::SoldOut })
 }
 
 async fn take(tx: &mut PgTransaction<'_>, line: &Line) -> sqlx::Result<bool> {

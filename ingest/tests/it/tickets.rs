@@ -163,7 +163,7 @@ async fn a_guest_claims_an_order_once_with_its_tickets_and_receipts_and_nobody_e
     assert_eq!(stage.count("SELECT count(*) FROM orders WHERE customer_id IS NOT NULL").await, 0);
     let at_once = join_all((0..10).map(|_| claim(token, "cus_ann"))).await;
     assert!(at_once.iter().all(|(status, _)| *status == 200), "the same customer, as often as they like");
-    assert_eq!((&at_once[0].1["order"]["customer_id"], &at_once[0].1["reservations"][0]["quantity"]), (&json!("cus_ann"), &json!(2)));
+    assert_eq!((&at_once[0].1["order"]["customer_id"], &at_once[0].1["order"]["reservations"][0]["quantity"]), (&json!("cus_ann"), &json!(2)));
     let (status, refused) = claim(token, "cus_eve").await;
     assert_eq!(status, 403);
     assert!(!refused.to_string().contains("cus_ann"), "whose it is stays untold: {refused}");
@@ -205,4 +205,36 @@ async fn tokens_outlive_a_rotation_and_not_the_removal_of_their_key() {
         let (_ingest, shop) = Fleet::on(&stage).with("COUNTERFOIL_CLAIM_KEYS", list).ingest().await;
         assert_eq!(post(&shop, "/claims", json!({ "token": issued["token"], "customer_id": "cus_ann" })).await.0, status);
     }
+}
+
+#[tokio::test]
+async fn a_process_killed_before_or_after_the_commit_of_its_orders_reserves_nothing_or_once_and_the_key_tells() {
+    for (point, kept) in [("keyed.before_commit", 0), ("keyed.after_commit", 2)] {
+        let stage = Stage::with_schema().await;
+        stage.execute("INSERT INTO draws (reference, name, capacity) VALUES ('D', 'Draw', 5)").await;
+        let (mut doomed, shop) = Fleet::on(&stage).with("COUNTERFOIL_FAULT", point).ingest().await;
+        let body = tickets("A", "D", 2);
+        let sent = shop.client.post(format!("{}/orders", shop.base)).bearer_auth(TOKEN).header("Idempotency-Key", "key").json(&body).send().await;
+        assert!(sent.is_err(), "no answer");
+        assert_eq!(doomed.ended().await, None);
+        assert_eq!(stage.count("SELECT reserved FROM draws").await, kept, "{point}");
+        let (_ingest, shop) = Fleet::on(&stage).ingest().await;
+        assert_eq!(shop.post_order(&body, Some("key")).await.status(), 201);
+        assert_eq!((stage.count("SELECT reserved FROM draws").await, stage.count("SELECT count(*) FROM orders").await), (2, 1), "{point}");
+    }
+}
+
+#[tokio::test]
+async fn a_payment_that_came_before_its_order_confirms_its_places_and_the_answer_says_so() {
+    let stage = Stage::with_schema().await;
+    let (_ingest, shop) = Fleet::on(&stage).ingest().await;
+    post(&shop, "/draws", json!({ "reference": "D", "name": "Draw", "capacity": 2 })).await;
+    let event = stripe_event("payment_intent.succeeded", "early", "pi_1", &json!({ "amount": 1000, "amount_received": 1000 }));
+    assert_eq!(shop.stripe(&event).await.1, "waiting");
+    let made: Value = shop.post_order(&tickets("early", "D", 2), None).await.json().await.unwrap();
+    assert_eq!((&made["status"], &made["reservations"][0]["status"]), (&json!("paid"), &json!("confirmed")));
+    let linked = "SELECT count(*) FROM payment_chain WHERE webhook_event_id = '";
+    let id = event["id"].as_str().unwrap();
+    let chain: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(format!("{linked}{id}' AND reference = 'early'"))).fetch_one(&stage.pool()).await.unwrap();
+    assert!(chain > 0, "an event that waited is part of the chain, too");
 }

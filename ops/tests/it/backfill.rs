@@ -115,3 +115,22 @@ async fn backfilled_money_that_moves_on_live_keeps_the_books_right_and_a_late_ad
     assert_eq!(stage.count("SELECT count(*) FROM orders WHERE customer_email = 'late@example.com'").await, 1);
     assert_eq!(stage.count("SELECT count(*) FROM outbox WHERE topic IN ('order.paid', 'order.contact_known') AND last_error IS NULL").await, 0);
 }
+
+#[tokio::test]
+async fn whoever_paid_for_tickets_before_a_backfill_gets_the_numbers_and_nothing_else_is_announced() {
+    let stage = Stage::new().await;
+    let fleet = Fleet::on(&stage);
+    let (_ingest, shop) = fleet.ingest().await;
+    stage.execute("INSERT INTO draws (reference, name) VALUES ('D', 'Draw')").await;
+    let body = json!({ "reference": "A", "amount_minor": 1099, "currency": "EUR", "customer": { "email": "ann@example.com", "name": "Ann" },
+        "lines": [{ "description": "Tickets", "quantity": 2, "amount_minor": 1099, "draw": "D" }] });
+    assert_eq!(shop.post_order(&body, None).await.status(), 201);
+    let path = file("tickets", &[at(stripe_event("payment_intent.succeeded", "A", "pi_A", &json!({})), 3)]);
+    let (code, said) = fleet.counterfoil(&["backfill", "--provider", "stripe", "--from", path.as_str()]).await;
+    assert_eq!(code, Some(0), "{said}");
+    let _processes = [fleet.relay().ready().await, fleet.consumer("tickets").ready().await, fleet.consumer("ledger").ready().await];
+    counterfoil_tests::until("the numbers are given out", 20, 1, async || stage.count("SELECT count(*) FROM tickets").await).await;
+    counterfoil_tests::until("they are told", 20, 0, async || stage.count("SELECT count(*) FROM outbox WHERE published_at IS NULL").await).await;
+    assert_eq!(stage.waiting("counterfoil.email").await, 1, "the numbers alone, no receipt");
+    assert_eq!(stage.count("SELECT count(*) FROM ledger_entries").await, 0);
+}

@@ -19,14 +19,11 @@ INSERT INTO tickets (order_id, line, draw_id, draw_ordinal, first_number, last_n
 ";
 
 /// What docs/tickets.md tells an auditor to run, in the folder of the three files.
-const VERIFY: &str = r#"
-openssl pkeyutl -verify -pubin -inkey entries.pub.pem -rawin -in entries.csv -sigfile entries.csv.sig &&
-{ read -r head; hash=$(printf %s "$head" | sha256sum | cut -d' ' -f1)
-  while IFS= read -r line; do
-    hash=$(printf '%s\n%s' "$hash" "${line%,*}" | sha256sum | cut -d' ' -f1)
-    [ "$hash" = "${line##*,}" ] || { echo "broken at: $line"; exit 1; }
-  done; echo "unbroken, last hash $hash"; } < entries.csv
-"#;
+fn verify() -> String {
+    let page = std::fs::read_to_string(counterfoil_tests::stage::root().join("docs/tickets.md")).unwrap();
+    let block = page.split("```").find(|block| block.contains("pkeyutl")).unwrap();
+    format!("set -e\n{block}")
+}
 
 fn shell(folder: &std::path::Path, script: &str) -> (bool, String) {
     let out = Command::new("bash").args(["-c", script]).current_dir(folder).output().unwrap();
@@ -69,21 +66,25 @@ async fn the_entry_list_is_verified_by_openssl_and_sha256sum_and_every_change_of
     let to = folder.join("list");
     let (code, said) = fleet.counterfoil(&["draws", "export", "D", "--to", to.to_str().unwrap()]).await;
     assert_eq!(code, Some(0), "{said}");
-    let (sound, told) = shell(&to, VERIFY);
+    let (sound, told) = shell(&to, &verify());
     assert!(sound && told.contains("unbroken"), "{told}");
     let last = told.split("last hash ").nth(1).unwrap().trim().to_owned();
     assert!(said.contains(&last), "the command names the last hash, too");
     let list = std::fs::read_to_string(to.join("entries.csv")).unwrap();
-    assert_eq!(list.lines().count(), 3);
+    assert_eq!(list.lines().count(), 4);
+    assert!(list.lines().skip(1).all(|line| line.starts_with("D,")) && list.lines().last().unwrap().starts_with("D,,,5,,,end,20"), "{list}");
     let (again, refused) = fleet.counterfoil(&["draws", "export", "D", "--to", to.to_str().unwrap()]).await;
     assert!(again == Some(1) && refused.contains("not overwritten"), "{refused}");
-    for changed in
-        [list.replace("3,5,3", "3,6,4"), list.lines().rev().collect::<Vec<_>>().join("\n"), list.lines().take(2).map(|line| format!("{line}\n")).collect()]
-    {
+    for changed in [
+        list.replace("D,3,5,3", "D,3,6,4"),
+        list.replace("D,", "E,"),
+        list.lines().rev().collect::<Vec<_>>().join("\n"),
+        list.lines().take(2).map(|line| format!("{line}\n")).collect(),
+    ] {
         std::fs::write(to.join("entries.csv"), changed).unwrap();
-        assert!(!shell(&to, VERIFY).0, "a change shows");
+        assert!(!shell(&to, &verify()).0, "a change shows");
     }
-    let chain_alone = VERIFY.lines().skip(2).collect::<Vec<_>>().join("\n");
+    let chain_alone: String = verify().lines().filter(|line| !line.contains("openssl")).map(|line| format!("{line}\n")).collect();
     std::fs::write(to.join("entries.csv"), list.replace("valid", "void")).unwrap();
     assert!(shell(&to, &chain_alone).1.contains("broken at"), "by the chain alone");
     let wrong = Fleet::on(&stage).with("COUNTERFOIL_EXPORT_KEY", "not a key");

@@ -3,6 +3,7 @@
 use counterfoil_tests::stage::root;
 use counterfoil_tests::{Fleet, Stage, stripe_event, until};
 use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection};
 
 /// What such a shop has.
 const LEGACY: &str = "
@@ -39,10 +40,18 @@ fn script(name: &str) -> String {
 async fn a_shop_with_sessions_and_a_procedure_moves_keeps_every_number_and_its_open_sessions_are_paid_here() {
     let stage = Stage::empty().await;
     stage.execute(LEGACY).await;
+    // A session of the shop's, which lasts through the move.
+    let mut shop = PgConnection::connect(&stage.database_url).await.unwrap();
+    sqlx::raw_sql("SET search_path = legacy, public; SELECT complete_checkout(20)").execute(&mut shop).await.unwrap();
     stage.execute(&script("1-before.sql")).await;
-    assert_eq!(stage.count("SELECT legacy.complete_checkout(21)").await, 33, "until the switch the shop goes on selling");
+    let last: i64 = sqlx::query_scalar("SELECT complete_checkout(21)").fetch_one(&mut shop).await.unwrap();
+    assert_eq!(last, 33, "until the switch the shop goes on selling");
     counterfoil_migrate::migrate(&stage.target()).await.unwrap();
+    // What a call of the procedure does that has begun when the switch comes: its old body goes on afterwards.
     stage.execute(&script("2-switch.sql")).await;
+    let under_way = "UPDATE draws SET tickets_sold = tickets_sold + 3 WHERE id = 2; INSERT INTO entries (session_id, draw_id, first_number, last_number) VALUES (23, 2, 34, 36)";
+    let refused = sqlx::raw_sql(under_way).execute(&mut shop).await.unwrap_err();
+    assert!(refused.to_string().contains("sold by Counterfoil now"), "{refused}");
     let counts = async || {
         let mut counts = Vec::new();
         for query in [
@@ -57,10 +66,10 @@ async fn a_shop_with_sessions_and_a_procedure_moves_keeps_every_number_and_its_o
         }
         counts
     };
-    // Draw 1 has 40, of which 30 are sold: of its four open sessions of three, three have their place.
-    assert_eq!(counts().await, [21, 7, 21, 6, 63 + 18, 0]);
+    // Draw 1 has 40, of which 30 are sold: of its four open sessions of three, three have their place; two are over, and have none.
+    assert_eq!(counts().await, [21, 9, 21, 6, 63 + 18, 0]);
     stage.execute(&script("2-switch.sql")).await;
-    assert_eq!(counts().await, [21, 7, 21, 6, 63 + 18, 0], "again, it adds nothing");
+    assert_eq!(counts().await, [21, 9, 21, 6, 63 + 18, 0], "again, it adds nothing");
     let same = "SELECT count(*) FROM legacy.entries e JOIN orders o ON o.reference = e.session_id::text JOIN tickets t ON t.order_id = o.id AND t.first_number = e.first_number AND t.last_number = e.last_number";
     assert_eq!(stage.count(same).await, 21, "every number is whose it was");
     let sold = sqlx::query_scalar::<_, i64>("SELECT legacy.complete_checkout(22)").fetch_one(&stage.pool()).await.unwrap_err();
@@ -70,16 +79,16 @@ async fn a_shop_with_sessions_and_a_procedure_moves_keeps_every_number_and_its_o
     let _processes = [fleet.relay().ready().await, fleet.consumer("tickets").ready().await];
     let amount = json!({ "amount": 1500, "amount_received": 1500 });
     assert_eq!(shop.stripe(&stripe_event("payment_intent.succeeded", "5", "pi_5", &amount)).await.1, "superseded", "paid before the move: known");
-    for session in 22..=28 {
+    for session in 22..=29 {
         assert_eq!(shop.stripe(&stripe_event("payment_intent.succeeded", &session.to_string(), &format!("pi_{session}"), &amount)).await.1, "applied");
     }
-    until("the open sessions are served", 30, 27, async || stage.count("SELECT count(*) FROM tickets").await).await;
+    until("the open sessions are served, and one that was over", 30, 28, async || stage.count("SELECT count(*) FROM tickets").await).await;
     until("the one without a place is told", 30, 1, async || stage.count("SELECT count(*) FROM outbox WHERE topic = 'tickets.unavailable'").await).await;
     for draw in ["draw-1", "draw-2"] {
         let (code, said) = fleet.counterfoil(&["draws", "audit", draw, "--settled-s", "3600"]).await;
         assert_eq!(code, Some(0), "{said}");
     }
-    assert_eq!(stage.count("SELECT count(*) FROM outbox WHERE topic = 'order.paid'").await, 7, "nothing is announced for what was sold before");
+    assert_eq!(stage.count("SELECT count(*) FROM outbox WHERE topic = 'order.paid'").await, 8, "nothing is announced for what was sold before");
     let read: Value = shop.read("5").await.json().await.unwrap();
     assert_eq!((&read["status"], &read["tickets"][0]["status"]), (&json!("paid"), &json!("valid")));
 }

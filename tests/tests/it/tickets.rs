@@ -92,6 +92,7 @@ enum Way {
     NeverPays,
     PaysTwice,
     PaysLate,
+    PaysLateTwice,
     CancelsThenPays,
 }
 
@@ -110,14 +111,15 @@ impl Buyer {
             60..66 => Way::FailsForGood,
             66..74 => Way::NeverPays,
             74..84 => Way::PaysTwice,
-            84..94 => Way::PaysLate,
+            84..90 => Way::PaysLate,
+            90..94 => Way::PaysLateTwice,
             _ => Way::CancelsThenPays,
         };
         Self { nth, way, random }
     }
 
     fn reserve_for_s(&self) -> i64 {
-        if matches!(self.way, Way::NeverPays | Way::PaysLate) { 1 } else { 600 }
+        if matches!(self.way, Way::NeverPays | Way::PaysLate | Way::PaysLateTwice) { 1 } else { 600 }
     }
 
     /// Asks for a ticket until there is one or the draw is sold out for good.
@@ -188,6 +190,11 @@ impl Buyer {
             Way::PaysLate => {
                 sleep(Duration::from_millis(self.random.random_range(1000..5000))).await;
                 self.pay(whole, &order, &first, gate).await;
+            }
+            Way::PaysLateTwice => {
+                sleep(Duration::from_millis(self.random.random_range(1000..5000))).await;
+                self.pay(whole, &order, &first, gate).await;
+                self.pay(whole, &order, &second, gate).await;
             }
             Way::CancelsThenPays => {
                 let turn = gate.acquire().await.unwrap();

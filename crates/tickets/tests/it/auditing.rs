@@ -58,8 +58,34 @@ async fn payments_orders_reservations_tickets_voids_and_the_share_for_charity_ad
         assert_eq!((money.net_minor, money.charity_minor, money.house_minor), (net, net / 3, net - net / 3), "seed {seed}");
         assert_eq!(money.captured_minor, money.lines_minor, "every line of these orders is of this draw");
         assert_eq!(money.lines_minor, money.void_minor + money.refunded_minor + money.net_minor + money.lost_minor);
-        assert!(money.void_minor > 0 && audit.checks.len() == 10);
+        assert!(money.void_minor > 0 && audit.checks.len() == 11);
     }
+}
+
+#[tokio::test]
+async fn several_lines_second_payments_and_disputes_are_shared_rightly() {
+    let shop = Shop::open().await;
+    let (one, other) = (shop.draw(None).await, shop.draw(None).await);
+    // 500 and 1000; 300 of it went back: 100 and 200.
+    let order = shop.buy(&[(&one, 1), (&other, 2)]).await.unwrap();
+    shop.pay(order).await;
+    shop.refund(order, "re", 300, RefundStatus::Succeeded).await;
+    // Paid twice; the first payment went back, and the second stands in.
+    let twice = shop.buy(&[(&one, 1)]).await.unwrap();
+    shop.pay(twice).await;
+    shop.news(twice, counterfoil_payments::News::Captured, "pi_second", PRICE, None).await;
+    shop.refund(twice, "re", PRICE, RefundStatus::Succeeded).await;
+    // Charged back: its tickets are valid, and its money is not here.
+    let gone = shop.buy(&[(&one, 1)]).await.unwrap();
+    shop.pay(gone).await;
+    shop.dispute(gone, PRICE).await;
+    for order in [order, twice, gone] {
+        shop.apply(&shop.events(order).await).await;
+    }
+    let (one, other) = (shop.audit(&one).await, shop.audit(&other).await);
+    assert!(one.ok && other.ok, "{one:?} {other:?}");
+    assert_eq!((one.proceeds[0].net_minor, one.proceeds[0].refunded_minor), (400 + PRICE, 100 + PRICE));
+    assert_eq!((other.proceeds[0].net_minor, other.proceeds[0].refunded_minor), (800, 200));
 }
 
 #[tokio::test]

@@ -150,3 +150,71 @@ async fn an_order_by_sql_whose_ticket_line_is_unsound_is_refused_at_once() {
     }
     assert!(insert(format!("[{sound}]")).await.is_ok());
 }
+
+#[tokio::test]
+async fn payments_and_the_release_of_their_places_in_the_same_instant_leave_each_order_with_tickets_or_lost_and_the_draw_right() {
+    let shop = Shop::open().await;
+    let draw = shop.draw(Some(60)).await;
+    let mut orders = Vec::new();
+    for _ in 0..30 {
+        let order = shop.buy(&[(&draw, 2)]).await.unwrap();
+        shop.lapse(order).await;
+        orders.push(order);
+    }
+    let pay = futures_util::future::join_all(orders.iter().map(|order| shop.pay(*order)));
+    let release = async {
+        for _ in 0..30 {
+            let mut tx = shop.pool.begin().await.unwrap();
+            release_due(&mut tx, None, None, 1).await.unwrap();
+            tx.commit().await.unwrap();
+        }
+    };
+    let sell = futures_util::future::join_all((0..10).map(async |_| shop.buy(&[(&draw, 1)]).await.is_ok()));
+    let (_, (), sold) = tokio::join!(pay, release, sell);
+    let others = sold.iter().filter(|sold| **sold).count();
+    let mut lost = 0;
+    for order in orders {
+        let before = shop.places(order).await[0].0.clone();
+        shop.apply(&shop.events(order).await).await;
+        let after = shop.places(order).await[0].0.clone();
+        assert!(before != "confirmed" || after == "confirmed", "what is paid for in time stays");
+        assert_eq!(shop.tickets(order).await.len(), usize::from(after == "confirmed"));
+        lost += usize::from(after == "lost");
+    }
+    assert_eq!(shop.counters(&draw).await, (i64::try_from((30 - lost) * 2 + others).unwrap(), i64::try_from((30 - lost) * 2).unwrap()));
+}
+
+#[tokio::test]
+async fn money_that_went_back_before_anybody_looked_for_a_place_and_then_came_home_is_listed_and_fails_the_audit() {
+    let shop = Shop::open().await;
+    let draw = shop.draw(Some(2)).await;
+    let order = shop.late(&[(&draw, 2)]).await;
+    shop.buy(&[(&draw, 2)]).await.unwrap();
+    shop.pay(order).await;
+    shop.refund(order, "re", 2 * PRICE, counterfoil_payments::RefundStatus::Succeeded).await;
+    let events = shop.events(order).await;
+    shop.apply(&events[1..]).await;
+    shop.apply(&events[..1]).await;
+    assert_eq!((shop.places(order).await[0].0.as_str(), shop.said(order).await.len()), ("released", 0), "nothing to look for: its money is gone");
+    shop.refund(order, "re", 2 * PRICE, counterfoil_payments::RefundStatus::Failed).await;
+    shop.apply(&shop.events(order).await[2..]).await;
+    shop.stage.execute("UPDATE orders SET updated_at = now() - interval '1 hour'").await;
+    let mut connection = shop.pool.acquire().await.unwrap();
+    let listed = counterfoil_settlement::attention(&mut connection, 10).await.unwrap();
+    assert!(listed.iter().any(|entry| entry.kind == "unfulfilled" && entry.amount_minor == Some(2 * PRICE)), "{listed:?}");
+    let audit = counterfoil_tickets::audit::audit(&mut connection, draw.id, 0).await.unwrap().unwrap();
+    assert!(!audit.ok && audit.findings[0].problem.contains("nobody has looked for a place"), "{audit:?}");
+}
+
+#[tokio::test]
+async fn a_line_whose_reservation_is_of_another_draw_is_to_blame_alone() {
+    let shop = Shop::open().await;
+    let (draw, other) = (shop.draw(None).await, shop.draw(None).await);
+    let order = shop.buy(&[(&draw, 1)]).await.unwrap();
+    shop.stage.execute(&format!("UPDATE orders SET lines = jsonb_set(lines, '{{0,draw}}', to_jsonb('{}'::text)) WHERE id = '{order}'", other.id)).await;
+    shop.pay(order).await;
+    let events = shop.events(order).await;
+    let mut tx = shop.pool.begin().await.unwrap();
+    let error = counterfoil_tickets::apply(&mut tx, &[&events[0]]).await.unwrap_err();
+    assert_eq!(counterfoil_settlement::Failure::of(&error), counterfoil_settlement::Failure::Culprit, "{error}: no outage of the database");
+}

@@ -93,20 +93,25 @@ async fn a_reader_without_a_customer_sees_nothing_and_may_write_nothing() {
 }
 
 #[tokio::test]
-async fn a_process_whose_role_does_not_own_the_tables_still_sees_all_rows() {
+async fn a_process_whose_role_does_not_own_the_tables_still_sees_and_writes_all_rows() {
     let shop = Shop::open().await;
     let draw = shop.draw(None).await;
     bought(&shop, &draw, "ann", "mark-of-ann").await;
     bought(&shop, &draw, "bob", CANARY).await;
     let role = format!("fleet_{}", Uuid::new_v4().simple());
     let mut connection = shop.pool.acquire().await.unwrap();
-    for statement in [format!("CREATE ROLE {role}"), format!("GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}"), format!("SET ROLE {role}")] {
+    let all = format!("GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}");
+    for statement in [format!("CREATE ROLE {role}"), all, format!("SET ROLE {role}")] {
         sqlx::query(AssertSqlSafe(statement)).execute(&mut *connection).await.unwrap();
     }
     for table in ["orders", "reservations", "tickets", "receipts"] {
         let rows: i64 = sqlx::query_scalar(AssertSqlSafe(format!("SELECT count(*) FROM {table}"))).fetch_one(&mut *connection).await.unwrap();
         assert_eq!(rows, 2, "{table}");
     }
+    let written = "WITH o AS (INSERT INTO orders (reference, amount_minor, currency) VALUES ('by-the-fleet', 1, 'EUR') RETURNING id),
+        r AS (INSERT INTO reservations (id, order_id, line, draw_id, quantity, status, expires_at) SELECT id, id, 0, (SELECT id FROM draws), 1, 'held', now() FROM o)
+        UPDATE tickets SET status = 'void', voided_at = now()";
+    assert_eq!(sqlx::query(written).execute(&mut *connection).await.unwrap().rows_affected(), 2, "and writes");
     sqlx::query("RESET ROLE").execute(&mut *connection).await.unwrap();
     for statement in [format!("DROP OWNED BY {role}"), format!("DROP ROLE {role}")] {
         sqlx::query(AssertSqlSafe(statement)).execute(&mut *connection).await.unwrap();

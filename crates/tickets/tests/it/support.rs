@@ -1,7 +1,7 @@
 //! Shops, payments and deliveries in few words.
 
 use counterfoil_payments::event::{Customer, Line};
-use counterfoil_payments::{Contact, Event, Fact, Money, News, OrderId, OrderKey, PaymentKey, Provider, RefundStatus};
+use counterfoil_payments::{Contact, DisputeStatus, Event, Fact, Money, News, OrderId, OrderKey, PaymentKey, Provider, RefundStatus};
 use counterfoil_settlement::{Delivery, NewOrder, begin_orders, insert_orders, settle, settle_early};
 use counterfoil_tests::Stage;
 use counterfoil_tickets::{Draw, NewDraw, Unreserved, Wanted, apply, create_draw, hold, reserve};
@@ -114,6 +114,13 @@ impl Shop {
         let money = Money::new(amount_minor, "EUR".parse().unwrap());
         let refund_id = format!("{refund}_{order}");
         self.settle(Fact::Refund { payment: payment(&format!("pi_{order}")), refund_id, status, money, ours: None }).await;
+    }
+
+    /// A bank took so much of it for good.
+    pub(crate) async fn dispute(&self, order: Uuid, amount_minor: i64) {
+        let money = Money::new(amount_minor, "EUR".parse().unwrap());
+        let (payment, dispute_id) = (payment(&format!("pi_{order}")), format!("dp_{order}"));
+        self.settle(Fact::Dispute { payment, dispute_id, status: DisputeStatus::Lost, money, reason: None }).await;
     }
 
     /// The events of an order that the tickets consumer gets, oldest first.
