@@ -135,7 +135,7 @@ impl Refunds {
             payment_id: Some(payment.payment_id.clone()),
             amount_minor: data.amount_minor,
             origin: "sold_out",
-            reason: Some("the tickets were sold out when the payment came".into()),
+            reason: Some("no place was left when the payment came".into()),
             provider_key,
             made_by: None,
         };

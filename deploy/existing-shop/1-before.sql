@@ -1,6 +1,7 @@
 -- Run in the shop's database, before counterfoil-migrate: puts the shop's own tables out of the way. Nothing is copied yet, and the
 -- shop goes on selling, provided that its sessions look in both schemas already: a schema that is not there yet does no harm. So
 -- first, as docs/existing-shops.md says, ALTER ROLE … SET search_path = legacy, public, and let its pools connect anew.
+\set ON_ERROR_STOP on
 BEGIN;
 CREATE SCHEMA legacy;
 ALTER TABLE public.draws SET SCHEMA legacy;

@@ -2,11 +2,14 @@
 -- still be paid become Counterfoil's; the procedure stops selling. Run again, it adds nothing twice.
 --
 -- Your columns have other names? Change the SELECTs over legacy.…; the rest stands. Money: amount_minor in minor units.
--- Numbers keep their ranges; where a draw's entries do not begin at 1 without gaps, `counterfoil draws audit` will say so afterwards.
+-- Numbers keep their ranges; where a draw's entries do not begin at 1 without gaps, `counterfoil draws audit` names the gaps, then and
+-- later: the old numbers are not ours to mend.
+\set ON_ERROR_STOP on
 BEGIN;
 LOCK TABLE legacy.draws, legacy.checkout_sessions, legacy.orders, legacy.entries IN SHARE ROW EXCLUSIVE MODE;
 
 -- 1. Draws. Places that open sessions hold are counted in step 4.
+--    A share for charity cannot be added later: write charity_numerator and charity_denominator here, if there is one.
 --    One that was oversold is refused (draws_are_never_oversold): raise its max_tickets to what was sold, first.
 INSERT INTO draws (reference, name, capacity, reserved, minted)
 SELECT 'draw-' || d.id, d.title, d.max_tickets, n.sold, n.sold FROM legacy.draws d

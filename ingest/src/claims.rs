@@ -98,6 +98,7 @@ pub(crate) async fn issue(State(ingest): State<Arc<Ingest>>, path: Result<Path<S
     let order = key_in_path(path)?;
     let body = read_json(&parts.headers, body).await?;
     let (meant_for, expires_in_s) = Fields::read(&body, |fields| {
+        fields.only(&["customer_id", "expires_in_s"]);
         let meant_for = fields.named("customer_id").then(|| customer_id(fields, "customer_id")).flatten();
         let seconds = fields.integer("expires_in_s", 1, Some(EXPIRES_IN_S))?;
         if seconds > EXPIRES_IN_S_MAX {
@@ -110,7 +111,7 @@ pub(crate) async fn issue(State(ingest): State<Arc<Ingest>>, path: Result<Path<S
     in_task(ingest, move |tx| {
         Box::pin(async move {
             let new = NewToken { id: Uuid::new_v4(), meant_for, expires_in_s };
-            let issued = issue_token(&mut *tx, &order, &new).await.map_err(|error| database_trouble(&error))?;
+            let issued = issue_token(&mut *tx, &order, &new).await.map_err(|refused| refusal(&refused))?;
             let (seconds, expires_at) = issued.ok_or_else(not_found)?;
             Ok(json!({ "token": signer.claim_keys.sign(new.id, seconds), "expires_at": expires_at }))
         })
@@ -125,6 +126,7 @@ pub(crate) async fn take(State(ingest): State<Arc<Ingest>>, headers: HeaderMap, 
     let keys = keys(&ingest)?;
     let body = read_json(&headers, body).await?;
     let (token, customer) = Fields::read(&body, |fields| {
+        fields.only(&["token", "customer_id"]);
         let token = fields.text("token", true);
         Some((token, customer_id(fields, "customer_id")?))
     })

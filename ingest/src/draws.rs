@@ -19,6 +19,9 @@ use crate::api::{caller, field_problems, in_task, read_json};
 use crate::fields::{FieldProblems, Fields};
 use crate::keyed::{self, Keyed, database_trouble};
 
+/// Numbers are whole up to 2^53.
+const TICKETS_MAX: i64 = (1 << 53) - 1;
+
 fn key_in_path(path: Result<Path<String>, PathRejection>) -> Result<OrderKey, Problem> {
     path.ok().and_then(|Path(key)| OrderKey::read(&key)).ok_or_else(no_draw)
 }
@@ -69,7 +72,7 @@ pub(crate) async fn change(
     let change = read_change(&read_json(&headers, body).await?).map_err(field_problems)?;
     in_task(ingest, move |tx| {
         Box::pin(async move {
-            let changed = change_draw(&mut *tx, &key, &change).await.map_err(|refused| refusal(&refused))?;
+            let changed = change_draw(tx, &key, &change).await.map_err(|refused| refusal(&refused))?;
             changed.map(|draw| json!(draw)).ok_or_else(no_draw)
         })
     })
@@ -89,7 +92,11 @@ impl Fields<'_> {
 
     /// A whole number from `least`; absent and null are none.
     fn limit(&mut self, field: &str, least: i64) -> Option<i64> {
-        self.named(field).then(|| self.integer(field, least, None)).flatten()
+        let number = self.named(field).then(|| self.integer(field, least, None)).flatten();
+        if number.is_some_and(|number| number > TICKETS_MAX) {
+            self.note(field, format!("must be at most {TICKETS_MAX}; leave it out for no limit"));
+        }
+        number
     }
 
     fn charity(&mut self) -> (i64, i64) {
@@ -107,6 +114,7 @@ impl Fields<'_> {
 
 fn read_new(body: &Value) -> Result<NewDraw, FieldProblems> {
     Fields::read(body, |fields| {
+        fields.only(&["reference", "name", "capacity", "order_limit", "opens_at", "closes_at", "charity"]);
         let reference = fields.parsed("reference");
         let name = fields.text("name", true);
         let (capacity, order_limit) = (fields.limit("capacity", 0), fields.limit("order_limit", 1));
@@ -118,6 +126,7 @@ fn read_new(body: &Value) -> Result<NewDraw, FieldProblems> {
 
 fn read_change(body: &Value) -> Result<Change, FieldProblems> {
     Fields::read(body, |fields| {
+        fields.only(&["name", "capacity", "order_limit", "opens_at", "closes_at", "reference", "charity"]);
         let there = |field: &str| body.get(field).is_some();
         for fixed in ["reference", "charity"].into_iter().filter(|field| there(field)) {
             fields.note(fixed, "cannot be changed: make another draw");
@@ -140,9 +149,9 @@ mod tests {
     fn a_draw_is_read_and_every_problem_is_named() {
         let draw = read_new(&json!({ "reference": "D", "name": "Draw", "capacity": 10, "charity": "20/100", "closes_at": "2026-12-31T18:00:00Z" })).unwrap();
         assert_eq!((draw.capacity, draw.order_limit, draw.charity), (Some(10), None, (20, 100)));
-        let wrong = read_new(&json!({ "name": 1, "capacity": -1, "order_limit": 0, "opens_at": "today", "charity": "3/2" })).unwrap_err();
+        let wrong = read_new(&json!({ "name": 1, "capacity": -1, "order_limit": 0, "opens_at": "today", "charity": "3/2", "capcity": 5 })).unwrap_err();
         let fields: Vec<&str> = wrong.iter().map(|problem| problem["field"].as_str().unwrap()).collect();
-        assert_eq!(fields, ["reference", "name", "capacity", "order_limit", "opens_at", "charity"]);
+        assert_eq!(fields, ["capcity", "reference", "name", "capacity", "order_limit", "opens_at", "charity"]);
     }
 
     #[test]

@@ -24,6 +24,13 @@ impl Fields<'_> {
         value.filter(|_| problems.is_empty()).ok_or(problems)
     }
 
+    /// Notes fields that nobody reads: a misspelt limit would be none.
+    pub(crate) fn only(&mut self, known: &[&str]) {
+        for field in self.object.keys().filter(|field| !known.contains(&field.as_str())) {
+            self.note(field, format!("is not known: there are {}", known.join(", ")));
+        }
+    }
+
     /// Whether a field is there and not null.
     pub(crate) fn named(&self, field: &str) -> bool {
         self.object.get(field).is_some_and(|value| !value.is_null())

@@ -69,21 +69,45 @@ where
     let trouble = |error: sqlx::Error| database_trouble(&error);
     let mut tx = ingest.api_pool.begin().await.map_err(trouble)?;
     let ask = call.ask();
-    if let Some(ask) = &ask {
-        match begin_keys(&mut tx, &[ask]).await.map_err(trouble)?.remove(0) {
+    match begin_and_work(&mut tx, ask.as_ref(), work).await {
+        Ok(Done::Made(body)) => {
+            counterfoil_chassis::fault::point("keyed.before_commit");
+            tx.commit().await.map_err(trouble)?;
+            counterfoil_chassis::fault::point("keyed.after_commit");
+            Ok(json_bytes(StatusCode::CREATED, body))
+        }
+        Ok(Done::Before(stored)) => Ok(replayed(stored)),
+        Err(problem) => {
+            // The key's lock goes with it: who tries again at once must not hear that the refused call is running.
+            let _ = tx.rollback().await;
+            Err(problem)
+        }
+    }
+}
+
+/// What became of a keyed call.
+enum Done {
+    Made(Vec<u8>),
+    Before(Stored),
+}
+
+async fn begin_and_work<W>(tx: &mut PgTransaction<'static>, ask: Option<&KeyAsk>, work: W) -> Result<Done, Problem>
+where
+    W: for<'t> FnOnce(&'t mut PgTransaction<'static>) -> BoxFuture<'t, Result<Vec<u8>, Problem>>,
+{
+    let trouble = |error: sqlx::Error| database_trouble(&error);
+    if let Some(ask) = ask {
+        match begin_keys(tx, &[ask]).await.map_err(trouble)?.remove(0) {
             Begun::First => {}
-            Begun::Answered(stored) => return Ok(replayed(stored)),
+            Begun::Answered(stored) => return Ok(Done::Before(stored)),
             refused @ (Begun::OtherRequest | Begun::Running) => return Err(refused_key(&refused)),
         }
     }
-    let body = work(&mut tx).await?;
-    if let Some(ask) = &ask {
-        complete_keys(&mut tx, &[(ask, &Stored { status: StatusCode::CREATED.as_u16(), body: body.clone() })]).await.map_err(trouble)?;
+    let body = work(tx).await?;
+    if let Some(ask) = ask {
+        complete_keys(tx, &[(ask, &Stored { status: StatusCode::CREATED.as_u16(), body: body.clone() })]).await.map_err(trouble)?;
     }
-    counterfoil_chassis::fault::point("keyed.before_commit");
-    tx.commit().await.map_err(trouble)?;
-    counterfoil_chassis::fault::point("keyed.after_commit");
-    Ok(json_bytes(StatusCode::CREATED, body))
+    Ok(Done::Made(body))
 }
 
 /// Why a key lets a call not begin.

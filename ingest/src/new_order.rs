@@ -143,7 +143,7 @@ fn read_lines(lines: Option<&Value>, problems: &mut FieldProblems) -> (Vec<Line>
         let amount_minor = fields.integer("amount_minor", i64::MIN, None);
         let (Some(description), Some(quantity), Some(amount_minor)) = (description, quantity, amount_minor) else { continue };
         read.push(Line { description, quantity, amount_minor, draw: None });
-        if fields.named("draw") {
+        if fields.object.contains_key("draw") {
             wanted.extend(read_tickets(&mut fields, nth, quantity, amount_minor));
         }
     }

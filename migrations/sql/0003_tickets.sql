@@ -9,7 +9,7 @@ CREATE TABLE draws (
     reference text NOT NULL CONSTRAINT draws_reference_unique UNIQUE,
     name text NOT NULL,
     -- Tickets at the most; NULL: no limit.
-    capacity bigint CONSTRAINT draws_capacity_not_negative CHECK (capacity >= 0),
+    capacity bigint CONSTRAINT draws_capacity_is_a_number_of_tickets CHECK (capacity BETWEEN 0 AND 9007199254740991),
     -- Tickets of one order at the most.
     order_limit bigint CONSTRAINT draws_order_limit_positive CHECK (order_limit > 0),
     opens_at timestamptz,
@@ -116,7 +116,7 @@ CREATE INDEX orders_of_customer ON orders (customer_id) WHERE customer_id IS NOT
 CREATE TABLE receipts (
     event_id uuid PRIMARY KEY,
     order_id uuid NOT NULL CONSTRAINT receipts_order_exists REFERENCES orders (id),
-    kind text NOT NULL CONSTRAINT receipts_kind_known CHECK (kind IN ('receipt', 'tickets', 'void')),
+    kind text NOT NULL CONSTRAINT receipts_kind_known CHECK (kind IN ('receipt', 'tickets', 'void', 'unavailable')),
     message_id text NOT NULL,
     sent_at timestamptz NOT NULL DEFAULT now()
 );
@@ -163,7 +163,7 @@ LEFT JOIN reservations r ON r.order_id = o.id
 LEFT JOIN draws d ON d.id = r.draw_id
 LEFT JOIN tickets t ON t.order_id = r.order_id AND t.line = r.line
 LEFT JOIN outbox e ON e.order_id = o.id AND e.exchange = 'counterfoil.events'
-    AND e.topic IN ('order.paid', 'order.contact_known', 'tickets.issued', 'tickets.voided')
+    AND e.topic IN ('order.paid', 'order.contact_known', 'tickets.issued', 'tickets.voided', 'tickets.unavailable')
 LEFT JOIN processed_events n ON n.consumer = 'email' AND n.event_id = e.event_id
 LEFT JOIN receipts s ON s.event_id = e.event_id;
 
@@ -179,16 +179,17 @@ CREATE FUNCTION line_worth(order_minor bigint, lines jsonb, line_minor bigint) R
     SELECT CASE WHEN s.minor <= order_minor OR s.minor = 0 THEN line_minor ELSE LEAST(line_minor, ceil(order_minor::numeric * line_minor / s.minor))::bigint END
     FROM (SELECT COALESCE(sum((l ->> 'amount_minor')::numeric) FILTER (WHERE (l ->> 'amount_minor')::numeric > 0), 0) AS minor FROM jsonb_array_elements(lines) AS l) s);
 
--- Of what an order costs, how much is not here: what was captured for it in its currency, by whichever payment, less what went back or
--- was charged back. And what its lines are worth that were paid for when their places were others'.
+-- Of what an order costs, how much is not here: what was captured for it in its currency, by whichever payment, less what went back,
+-- and less what was charged back, too. And what its lines are worth that were paid for when their places were others'.
 CREATE VIEW ticket_money AS
-SELECT o.id AS order_id, GREATEST(o.amount_minor
-        - COALESCE((SELECT sum(p.amount_minor) FROM payments p WHERE p.order_id = o.id AND p.status = 'captured' AND p.currency = o.currency), 0)
-        + COALESCE((SELECT sum(f.amount_minor) FROM refunds f WHERE f.order_id = o.id AND f.status = 'succeeded' AND f.currency = o.currency), 0)
-        + COALESCE((SELECT sum(d.amount_minor) FROM disputes d WHERE d.order_id = o.id AND d.status IN ('opened', 'lost') AND d.currency = o.currency), 0), 0)::bigint AS back_minor,
+SELECT o.id AS order_id, GREATEST(o.amount_minor - m.captured + m.refunded, 0)::bigint AS refunded_minor,
+    GREATEST(o.amount_minor - m.captured + m.refunded + m.charged_back, 0)::bigint AS back_minor,
     LEAST(o.amount_minor, COALESCE((SELECT sum(line_worth(o.amount_minor, o.lines, (o.lines -> r.line ->> 'amount_minor')::bigint)) FROM reservations r
         WHERE r.order_id = o.id AND r.status = 'lost'), 0))::bigint AS lost_minor
-FROM orders o;
+FROM orders o CROSS JOIN LATERAL (SELECT
+    COALESCE((SELECT sum(p.amount_minor) FROM payments p WHERE p.order_id = o.id AND p.status = 'captured' AND p.currency = o.currency), 0) AS captured,
+    COALESCE((SELECT sum(f.amount_minor) FROM refunds f WHERE f.order_id = o.id AND f.status = 'succeeded' AND f.currency = o.currency), 0) AS refunded,
+    COALESCE((SELECT sum(d.amount_minor) FROM disputes d WHERE d.order_id = o.id AND d.status IN ('opened', 'lost') AND d.currency = o.currency), 0) AS charged_back) m;
 
 -- Every line of every order that names a draw, with its money and its tickets: what `counterfoil draws audit` adds up.
 CREATE VIEW draw_lines AS
@@ -197,7 +198,7 @@ SELECT (l.line ->> 'draw')::uuid AS draw_id, o.id AS order_id, (l.nth - 1)::inte
     line_worth(o.amount_minor, o.lines, (l.line ->> 'amount_minor')::bigint) AS worth_minor, p.status AS payment_status, p.settled_minor,
     r.id AS reservation_id, r.draw_id AS reserved_in, r.quantity, r.status AS reservation_status,
     t.draw_ordinal AS minted_in, t.first_number, t.last_number, t.status AS ticket_status, t.issued_at, t.voided_at,
-    m.back_minor AS order_back_minor, m.lost_minor AS order_lost_minor
+    m.refunded_minor AS order_refunded_minor, m.back_minor AS order_back_minor, m.lost_minor AS order_lost_minor
 FROM orders o
 CROSS JOIN LATERAL jsonb_array_elements(CASE WHEN jsonb_typeof(o.lines) = 'array' THEN o.lines ELSE '[]' END) WITH ORDINALITY AS l (line, nth)
 JOIN ticket_money m ON m.order_id = o.id

@@ -112,6 +112,9 @@ fn table(audit: &Audit) -> String {
         lines.push(format!("WRONG order {} line {}: {}", finding.order, finding.line, finding.problem));
     }
     lines.push(String::new());
+    if audit.unsettled > 0 {
+        lines.push(format!("{} orders changed just now and are not held to what their events have yet to do (--settled-s)", audit.unsettled));
+    }
     lines.push(if audit.ok { "everything adds up".to_owned() } else { "this draw does not add up".to_owned() });
     lines.push(String::new());
     lines.join("\n")

@@ -1,4 +1,4 @@
-//! Mail to customers: receipts, ticket numbers, and that these are void. Outside, so at least once; a repeat carries the same
+//! Mail to customers: receipts, ticket numbers, that these are void, or that there were none left. Outside, so at least once; a repeat carries the same
 //! Message-ID.
 
 mod letter;
@@ -9,7 +9,7 @@ mod tickets;
 use std::time::Duration;
 
 use counterfoil_payments::Event;
-use counterfoil_payments::event::{Body, OrderData, TicketsData};
+use counterfoil_payments::event::{Body, OrderData, TicketsData, UnavailableData};
 use counterfoil_settlement::{ReceiptKind, record_receipt};
 use lettre::message::Mailbox;
 use sqlx::PgPool;
@@ -47,6 +47,7 @@ enum Words<'a> {
     Receipt(&'a OrderData),
     Tickets(&'a TicketsData),
     Void(&'a TicketsData),
+    Unavailable(&'a UnavailableData),
 }
 
 impl<'a> Words<'a> {
@@ -55,13 +56,13 @@ impl<'a> Words<'a> {
             Body::OrderPaid(order) | Body::OrderContactKnown(order) => Some(Self::Receipt(order)),
             Body::TicketsIssued(tickets) => Some(Self::Tickets(tickets)),
             Body::TicketsVoided(tickets) => Some(Self::Void(tickets)),
+            Body::TicketsUnavailable(lost) => Some(Self::Unavailable(lost)),
             Body::PaymentExtra(_)
             | Body::PaymentHeld(_)
             | Body::OrderRefunded(_)
             | Body::OrderDisputed(_)
             | Body::RefundRequested(_)
-            | Body::RefundFailed(_)
-            | Body::TicketsUnavailable(_) => None,
+            | Body::RefundFailed(_) => None,
         }
     }
 
@@ -69,6 +70,7 @@ impl<'a> Words<'a> {
         match self {
             Self::Receipt(order) => order.customer.email.as_deref(),
             Self::Tickets(tickets) | Self::Void(tickets) => tickets.customer.email.as_deref(),
+            Self::Unavailable(lost) => lost.customer.email.as_deref(),
         }
     }
 
@@ -77,6 +79,7 @@ impl<'a> Words<'a> {
             Self::Receipt(order) => (ReceiptKind::Receipt, receipt::mail(event, order, address, from)?),
             Self::Tickets(data) => (ReceiptKind::Tickets, tickets::issued(event, data, address, from)?),
             Self::Void(data) => (ReceiptKind::Void, tickets::voided(event, data, address, from)?),
+            Self::Unavailable(data) => (ReceiptKind::Unavailable, tickets::unavailable(event, data, address, from)?),
         })
     }
 }

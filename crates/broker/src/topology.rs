@@ -36,7 +36,7 @@ pub struct ConsumerTopics {
 
 /// Who gets what.
 pub const CONSUMERS: &[ConsumerTopics] = &[
-    ConsumerTopics { name: "email", topics: &["order.paid", "order.contact_known", "tickets.issued", "tickets.voided"] },
+    ConsumerTopics { name: "email", topics: &["order.paid", "order.contact_known", "tickets.issued", "tickets.voided", "tickets.unavailable"] },
     ConsumerTopics { name: "crm", topics: &["order.paid", "order.contact_known"] },
     ConsumerTopics { name: "ledger", topics: &["order.paid", "payment.extra", "payment.held", "order.refunded", "order.disputed", "refund.failed"] },
     ConsumerTopics { name: "refunds", topics: &["refund.requested", "payment.extra", "payment.held", "tickets.unavailable"] },

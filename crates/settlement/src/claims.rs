@@ -51,9 +51,12 @@ pub enum ClaimRefused {
 /// Makes a token for an order; when it expires, in Unix seconds and as RFC 3339. `None` when there is no such order.
 ///
 /// # Errors
-/// When the database fails.
-pub async fn issue_token(connection: &mut PgConnection, key: &OrderKey, new: &NewToken) -> sqlx::Result<Option<(i64, String)>> {
+/// When the order is somebody else's already, or the database fails.
+pub async fn issue_token(connection: &mut PgConnection, key: &OrderKey, new: &NewToken) -> Result<Option<(i64, String)>, ClaimRefused> {
     let Some(order) = orders::find(&mut *connection, key).await? else { return Ok(None) };
+    if order.customer_id.is_some() && order.customer_id != new.meant_for {
+        return Err(ClaimRefused::OrderTaken);
+    }
     let row = sqlx::query!(
         r#"INSERT INTO claim_tokens (id, order_id, meant_for, expires_at) VALUES ($1, $2, $3, date_trunc('second', now()) + make_interval(secs => $4::bigint::float8))
         RETURNING extract(epoch FROM expires_at)::bigint AS "seconds!", to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') AS "text!""#,

@@ -13,6 +13,8 @@ pub enum ReceiptKind {
     Tickets,
     /// Its tickets are void.
     Void,
+    /// There were none left.
+    Unavailable,
 }
 
 impl ReceiptKind {
@@ -23,6 +25,7 @@ impl ReceiptKind {
             Self::Receipt => "receipt",
             Self::Tickets => "tickets",
             Self::Void => "void",
+            Self::Unavailable => "unavailable",
         }
     }
 }
@@ -32,7 +35,7 @@ impl ReceiptKind {
 pub struct Receipt {
     /// The event that it was sent for.
     pub event_id: Uuid,
-    /// `receipt`, `tickets` or `void`.
+    /// `receipt`, `tickets`, `void` or `unavailable`.
     pub kind: String,
     /// Its Message-ID.
     pub message_id: String,

@@ -81,6 +81,8 @@ pub struct Audit {
     pub proceeds: Vec<Proceeds>,
     /// The rows that do not add up.
     pub findings: Vec<Finding>,
+    /// Orders that changed just now, and are not held to what their events have yet to do.
+    pub unsettled: i64,
 }
 
 struct Counts {
@@ -109,6 +111,12 @@ struct Counts {
 pub async fn audit(connection: &mut PgConnection, draw: Uuid, settled_s: i64) -> sqlx::Result<Option<Audit>> {
     let Some(counts) = counts(&mut *connection, draw).await? else { return Ok(None) };
     let proceeds = proceeds(&mut *connection, draw, &counts).await?;
+    let unsettled = sqlx::query_scalar!(
+        r#"SELECT count(DISTINCT order_id) AS "count!" FROM draw_lines WHERE draw_id = $1 AND changed_at BETWEEN now() - make_interval(secs => $2::bigint::float8) AND now()"#,
+        draw,
+        settled_s
+    );
+    let unsettled = unsettled.fetch_one(&mut *connection).await?;
     let findings = findings(connection, draw, settled_s).await?;
     let checks = checks(&counts, &proceeds, &findings);
     Ok(Some(Audit {
@@ -120,6 +128,7 @@ pub async fn audit(connection: &mut PgConnection, draw: Uuid, settled_s: i64) ->
         checks,
         proceeds,
         findings,
+        unsettled,
     }))
 }
 
@@ -172,7 +181,7 @@ async fn counts(connection: &mut PgConnection, draw: Uuid) -> sqlx::Result<Optio
 async fn proceeds(connection: &mut PgConnection, draw: Uuid, counts: &Counts) -> sqlx::Result<Vec<Proceeds>> {
     let rows = sqlx::query!(
         r#"WITH paid AS (
-            SELECT *, order_status = 'refunded' AS went_back, reservation_status = 'lost' AS lost FROM draw_lines
+            SELECT *, order_status = 'refunded' AS went_back, reservation_status IS NOT DISTINCT FROM 'lost' AS lost FROM draw_lines
             WHERE draw_id = $1 AND order_status IN ('paid', 'partially_refunded', 'refunded')
         ), priced AS (
             -- What went back is first what could not be fulfilled.
@@ -182,9 +191,9 @@ async fn proceeds(connection: &mut PgConnection, draw: Uuid, counts: &Counts) ->
         SELECT currency AS "currency!", count(DISTINCT order_id) AS "orders!",
             (SELECT COALESCE(sum(settled_minor), 0)::bigint FROM (SELECT DISTINCT order_id, settled_minor FROM paid s WHERE s.currency = p.currency) s) AS "captured!",
             (SELECT COALESCE(sum(order_minor - order_back_minor), 0)::bigint FROM (SELECT DISTINCT order_id, order_minor, order_back_minor FROM paid s WHERE s.currency = p.currency) s) AS "here!",
-            COALESCE(sum(worth_minor), 0)::bigint AS "lines!", COALESCE(sum(worth_minor) FILTER (WHERE went_back), 0)::bigint AS "void!",
-            COALESCE(sum(worth_minor) FILTER (WHERE lost AND NOT went_back), 0)::bigint AS "lost!",
-            COALESCE(sum(back), 0)::bigint AS "refunded!", COALESCE(sum(worth_minor - back) FILTER (WHERE NOT went_back AND lost IS NOT TRUE), 0)::bigint AS "net!"
+            COALESCE(sum(worth_minor), 0)::bigint AS "lines!", COALESCE(sum(worth_minor) FILTER (WHERE went_back AND NOT lost), 0)::bigint AS "void!",
+            COALESCE(sum(worth_minor) FILTER (WHERE lost), 0)::bigint AS "lost!",
+            COALESCE(sum(back), 0)::bigint AS "refunded!", COALESCE(sum(worth_minor - back) FILTER (WHERE NOT went_back AND NOT lost), 0)::bigint AS "net!"
         FROM priced p GROUP BY currency ORDER BY currency"#,
         draw,
     )
@@ -218,11 +227,13 @@ async fn findings(connection: &mut PgConnection, draw: Uuid, settled_s: i64) -> 
     sqlx::query_as!(
         Finding,
         r#"WITH lines AS (
-            SELECT *, order_status IN ('paid', 'partially_refunded', 'refunded') AS was_paid, changed_at < now() - make_interval(secs => $2::bigint::float8) AS settled
+            SELECT *, order_status IN ('paid', 'partially_refunded', 'refunded') AS was_paid, changed_at NOT BETWEEN now() - make_interval(secs => $2::bigint::float8) AND now() AS settled
             FROM draw_lines WHERE draw_id = $1
         ), problems AS (
             SELECT order_id, line, reference, CASE
                 WHEN was_paid AND (payment_status IS DISTINCT FROM 'captured' OR settled_minor IS DISTINCT FROM order_minor) THEN 'its order is paid, and no captured payment of its amount is there'
+                WHEN was_paid AND order_minor > 0 AND order_status <> CASE WHEN order_refunded_minor >= order_minor THEN 'refunded' WHEN order_refunded_minor > 0
+                    THEN 'partially_refunded' ELSE 'paid' END THEN 'its order says ' || order_status || ', and its payments and refunds say something else'
                 WHEN was_paid AND reservation_status = 'held' THEN 'its order is paid, and its place is only held'
                 WHEN was_paid AND settled AND reservation_id IS NULL THEN 'its order is paid, and it has no reservation'
                 WHEN NOT was_paid AND reservation_status IN ('confirmed', 'lost') THEN 'its order is not paid, and its reservation says so'
@@ -237,6 +248,10 @@ async fn findings(connection: &mut PgConnection, draw: Uuid, settled_s: i64) -> 
                     THEN 'it has no tickets, and its money has not gone back'
                 WHEN settled AND was_paid AND reservation_status = 'released' THEN 'its order is paid, and nobody has looked for a place'
             END AS problem FROM lines
+            UNION ALL
+            SELECT order_id, line, order_id::text, CASE WHEN first_number > before + 1 THEN 'the numbers ' || before + 1 || ' to ' || first_number - 1 || ' in front of its own are missing'
+                ELSE 'its numbers begin in front of the end of those before' END
+            FROM (SELECT order_id, line, first_number, COALESCE(lag(last_number) OVER (ORDER BY first_number), 0) AS before FROM tickets WHERE draw_id = $1) ranges WHERE first_number <> before + 1
             UNION ALL
             SELECT t.order_id, t.line, t.order_id::text, 'tickets of an order line that does not name this draw' FROM tickets t
             WHERE t.draw_id = $1 AND NOT EXISTS (SELECT FROM lines l WHERE l.order_id = t.order_id AND l.line = t.line)

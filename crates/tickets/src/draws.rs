@@ -2,9 +2,11 @@
 
 use counterfoil_payments::{OrderKey, Reference};
 use serde::Serialize;
-use sqlx::PgConnection;
+use sqlx::{PgConnection, PgTransaction};
 use time::OffsetDateTime;
 use uuid::Uuid;
+
+use crate::reserve::release_due;
 
 /// A draw to make. Everything in it has been proven by the caller.
 #[derive(Debug, Clone)]
@@ -119,12 +121,15 @@ pub async fn create_draw(connection: &mut PgConnection, new: &NewDraw) -> Result
     read(connection, id).await?.ok_or(DrawRefused::Database(sqlx::Error::RowNotFound))
 }
 
-/// Changes a draw. Its capacity never falls below what is reserved.
+/// Changes a draw. Its capacity never falls below what is reserved; places whose time is over are given back first.
 ///
 /// # Errors
 /// Why not. `None` when there is no such draw.
-pub async fn change_draw(connection: &mut PgConnection, key: &OrderKey, change: &Change) -> Result<Option<Draw>, DrawRefused> {
-    let Some(draw) = find_draw(&mut *connection, key).await? else { return Ok(None) };
+pub async fn change_draw(tx: &mut PgTransaction<'_>, key: &OrderKey, change: &Change) -> Result<Option<Draw>, DrawRefused> {
+    let Some(draw) = find_draw(&mut *tx, key).await? else { return Ok(None) };
+    if change.capacity.is_some() {
+        release_due(tx, Some(&[draw.id]), None, i64::MAX).await?;
+    }
     sqlx::query!(
         "UPDATE draws SET name = COALESCE($2, name), capacity = CASE WHEN $3 THEN $4 ELSE capacity END, order_limit = CASE WHEN $5 THEN $6 ELSE order_limit END,
             opens_at = CASE WHEN $7 THEN $8 ELSE opens_at END, closes_at = CASE WHEN $9 THEN $10 ELSE closes_at END, updated_at = now() WHERE id = $1",
@@ -139,9 +144,9 @@ pub async fn change_draw(connection: &mut PgConnection, key: &OrderKey, change: 
         change.closes_at.is_some(),
         change.closes_at.flatten(),
     )
-    .execute(&mut *connection)
+    .execute(&mut **tx)
     .await?;
-    Ok(read(connection, draw.id).await?)
+    Ok(read(tx, draw.id).await?)
 }
 
 /// Finds a draw by id or reference.

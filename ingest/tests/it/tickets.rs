@@ -60,6 +60,9 @@ async fn a_sold_out_request_hears_what_is_left_and_makes_nothing() {
     assert!(refused["detail"].as_str().unwrap().contains("only 2 tickets of D are left"));
     assert_eq!(shop.post_order(&tickets("A-3", "D", 5), None).await.status(), 422, "over the limit of one order");
     assert_eq!(shop.post_order(&tickets("A-3", "E", 1), None).await.status(), 422, "no such draw");
+    let mut null = tickets("A-3", "D", 1);
+    null["lines"][0]["draw"] = Value::Null;
+    assert_eq!(shop.post_order(&null, None).await.status(), 422, "a draw that is named names one");
     let mut wrong = tickets("A-3", "D", 1);
     wrong["amount_minor"] = json!(1);
     assert_eq!(shop.post_order(&wrong, None).await.status(), 422, "lines and amount differ");
@@ -152,6 +155,7 @@ async fn a_guest_claims_an_order_once_with_its_tickets_and_receipts_and_nobody_e
     let order: Value = shop.post_order(&tickets("A", "D", 2), None).await.json().await.unwrap();
     let (status, issued) = shop.post("A", "claim-token", &json!({}), None, true).await;
     let token = issued["token"].as_str().unwrap();
+    let (_, second) = shop.post("A", "claim-token", &json!({}), None, true).await;
     assert_eq!(status, 200);
     assert!(!token.contains("ann") && !token.contains(order["id"].as_str().unwrap()), "nothing personal, not even the order");
     assert_eq!(shop.post("A", "claim-token", &json!({}), None, false).await.0, 401);
@@ -167,11 +171,11 @@ async fn a_guest_claims_an_order_once_with_its_tickets_and_receipts_and_nobody_e
     let (status, refused) = claim(token, "cus_eve").await;
     assert_eq!(status, 403);
     assert!(!refused.to_string().contains("cus_ann"), "whose it is stays untold: {refused}");
-    let (_, second) = shop.post("A", "claim-token", &json!({}), None, true).await;
     assert_eq!(claim(second["token"].as_str().unwrap(), "cus_eve").await.0, 409, "the order is somebody's");
+    assert_eq!(shop.post("A", "claim-token", &json!({}), None, true).await.0, 409, "no token is made that could not work");
     let (_, meant) = shop.post("A", "claim-token", &json!({ "customer_id": "cus_ann" }), None, true).await;
     assert_eq!(claim(meant["token"].as_str().unwrap(), "cus_eve").await.0, 403);
-    let (_, short) = shop.post("A", "claim-token", &json!({ "expires_in_s": 1 }), None, true).await;
+    let (_, short) = shop.post("A", "claim-token", &json!({ "customer_id": "cus_ann", "expires_in_s": 1 }), None, true).await;
     counterfoil_tests::until("it has expired", 10, 1, async || stage.count("SELECT count(*) FROM claim_tokens WHERE expires_at <= now()").await).await;
     assert_eq!(claim(short["token"].as_str().unwrap(), "cus_ann").await.0, 410);
     assert_eq!(claim(token, "cus_ann").await.0, 200, "a repeat");

@@ -231,6 +231,16 @@ async fn five_thousand_buyers_of_a_thousand_tickets_get_a_ticket_or_their_money_
     });
     join_all(buyers).await.into_iter().for_each(|buyer| buyer.unwrap());
     whole.quiet(&["tickets", "refunds", "ledger"]).await;
+    // Places that were given back after the last had stopped asking are sold to latecomers.
+    let left = async || {
+        whole.stage.count("SELECT capacity - reserved + COALESCE((SELECT sum(quantity) FROM reservations WHERE status = 'held' AND expires_at <= now()), 0)::bigint FROM draws").await
+    };
+    let mut nth = 5000;
+    while left().await > 0 {
+        Buyer { way: Way::Pays, ..Buyer::new(nth) }.act(&whole, &gate).await;
+        nth += 1;
+    }
+    whole.quiet(&["tickets", "refunds", "ledger"]).await;
     until("every refund has succeeded", 120, 0, async || whole.stage.count("SELECT count(*) FROM refunds WHERE status <> 'succeeded'").await).await;
     whole.quiet(&["tickets", "refunds", "ledger"]).await;
     let count = async |query| whole.stage.count(query).await;
@@ -330,6 +340,15 @@ async fn the_numbers_are_mailed_a_failed_mail_mints_nothing_and_a_refund_says_th
         assert_eq!(row, ["captured", "applied", "refunded", "confirmed", "void", "tickets.issued", "done"], "from {start}");
     }
     whole.smtp_refuses_and_nothing_else_happens().await;
+    whole.stage.execute("UPDATE draws SET capacity = reserved").await;
+    whole.stage.execute("INSERT INTO orders (reference, amount_minor, currency, customer_email, lines) SELECT 'A-3', 500, 'EUR', 'A-3@example.com', jsonb_build_array(jsonb_build_object('description', 'Ticket', 'quantity', 1, 'amount_minor', 500, 'draw', id)) FROM draws").await;
+    whole.shops[0].stripe(&paid("payment_intent.succeeded", "A-3", "pi_3", 1)).await;
+    let told = || {
+        whole.smtp.mails().into_iter().any(|mail| {
+            mail.contains("A-3@example.com") && mail.contains("Subject: No tickets were left for order A-3") && mail.contains("1 ticket(s): 5.00 EUR")
+        })
+    };
+    until("who got none is told", 30, true, async || told()).await;
 }
 
 impl Whole {

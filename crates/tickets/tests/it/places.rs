@@ -133,11 +133,19 @@ async fn sql_moves_a_reservation_exactly_as_the_table_says() {
 async fn a_capacity_can_rise_and_never_falls_below_what_is_reserved() {
     let shop = Shop::open().await;
     let draw = shop.draw(Some(5)).await;
-    shop.buy(&[(&draw, 5)]).await.unwrap();
+    let order = shop.buy(&[(&draw, 5)]).await.unwrap();
     let key = counterfoil_payments::OrderKey::read(&draw.reference).unwrap();
-    let mut connection = shop.pool.acquire().await.unwrap();
-    let change = |capacity| Change { capacity: Some(capacity), ..Change::default() };
-    assert!(matches!(change_draw(&mut connection, &key, &change(Some(4))).await, Err(DrawRefused::BelowReserved)));
-    assert_eq!(change_draw(&mut connection, &key, &change(Some(6))).await.unwrap().unwrap().available, Some(1));
-    assert_eq!(change_draw(&mut connection, &key, &change(None)).await.unwrap().unwrap().available, None);
+    let change = async |capacity| {
+        let mut tx = shop.pool.begin().await.unwrap();
+        let changed = change_draw(&mut tx, &key, &Change { capacity: Some(capacity), ..Change::default() }).await;
+        if changed.is_ok() {
+            tx.commit().await.unwrap();
+        }
+        changed.map(|draw| draw.unwrap().available)
+    };
+    assert!(matches!(change(Some(4)).await, Err(DrawRefused::BelowReserved)));
+    assert_eq!(change(Some(6)).await.unwrap(), Some(1));
+    assert_eq!(change(None).await.unwrap(), None);
+    shop.lapse(order).await;
+    assert_eq!(change(Some(0)).await.unwrap(), Some(0), "places whose time is over are free");
 }
