@@ -174,9 +174,9 @@ ALTER TABLE orders ADD CONSTRAINT orders_ticket_lines_are_sound CHECK (
         '$[*] ? (@.draw like_regex "^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$" && @.quantity >= 1 && @.quantity.floor() == @.quantity
             && @.amount_minor >= 0 && @.amount_minor.floor() == @.amount_minor)'))) NOT VALID;
 
--- What a line is worth: its price, or, where others of the order take something off, its share of what the order costs, rounded up.
+-- What a line is worth: its price, or, where others of the order take something off, its share of what the order costs, rounded down.
 CREATE FUNCTION line_worth(order_minor bigint, lines jsonb, line_minor bigint) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN (
-    SELECT CASE WHEN s.minor <= order_minor OR s.minor = 0 THEN line_minor ELSE LEAST(line_minor, ceil(order_minor::numeric * line_minor / s.minor))::bigint END
+    SELECT CASE WHEN s.minor <= order_minor OR s.minor = 0 THEN line_minor ELSE LEAST(line_minor, div(order_minor::numeric * line_minor, s.minor))::bigint END
     FROM (SELECT COALESCE(sum((l ->> 'amount_minor')::numeric) FILTER (WHERE (l ->> 'amount_minor')::numeric > 0), 0) AS minor FROM jsonb_array_elements(lines) AS l) s);
 
 -- Of what an order costs, how much is not here: what was captured for it in its currency, by whichever payment, less what went back,

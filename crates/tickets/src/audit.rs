@@ -1,7 +1,7 @@
 //! The proof of a draw: captured payments, orders, reservations, tickets and voids add up, and so does the share for charity.
 //!
 //! Read it in one snapshot (REPEATABLE READ). What a line brought in is what it cost (where a discount is among the lines, its share
-//! of the order's amount, rounded up), while its tickets are valid; of what went back in part, a line bears its share, rounded down; the share for charity is the fraction of the rest, rounded down to the
+//! of the order's amount, rounded down), while its tickets are valid; of what went back in part, a line bears its share, rounded down; the share for charity is the fraction of the rest, rounded down to the
 //! minor unit, and what remains is the house's, so that the two always sum to the whole.
 
 use serde::Serialize;

@@ -253,13 +253,13 @@ fn unavailable(data: &OrderData, mut lost: Vec<UnavailableLine>) -> sqlx::Result
     })
 }
 
-/// What a line is worth: its price, or, where other lines take something off, its share of what the order costs, rounded up.
+/// What a line is worth: its price, or, where other lines take something off, its share of what the order costs, rounded down.
 /// `line_worth` in SQL.
 fn worth(order_minor: i128, prices: i128, line_minor: i64) -> i64 {
     if prices <= order_minor {
         return line_minor;
     }
-    let share = (order_minor * i128::from(line_minor) + prices - 1) / prices;
+    let share = order_minor * i128::from(line_minor) / prices;
     i64::try_from(share).unwrap_or(line_minor).min(line_minor)
 }
 
@@ -271,7 +271,7 @@ mod tests {
     fn a_line_is_worth_its_price_or_its_share_where_a_discount_is_among_the_lines() {
         assert_eq!(worth(1500, 1500, 1000), 1000);
         assert_eq!((worth(900, 1500, 1000), worth(900, 1500, 500)), (600, 300));
-        assert_eq!((worth(1000, 3000, 1), worth(0, 500, 500), worth(0, 0, 0)), (1, 0, 0));
-        assert_eq!(worth(i128::from(i64::MAX), 2 * i128::from(i64::MAX), i64::MAX), i64::MAX / 2 + 1);
+        assert_eq!((worth(1000, 3000, 5), worth(0, 500, 500), worth(0, 0, 0)), (1, 0, 0));
+        assert_eq!(worth(i128::from(i64::MAX), 2 * i128::from(i64::MAX), i64::MAX), i64::MAX / 2);
     }
 }
