@@ -18,6 +18,9 @@ const ORDERS: usize = 20_000;
 /// Events of one transaction: what the consumer takes by default.
 const BATCH: usize = 200;
 
+/// Connections that mint: one for each of two replicas.
+const CONNECTIONS: usize = 2;
+
 /// Connections and seconds of pgbench.
 const PROCEDURE: (usize, u64) = (16, 4);
 
@@ -61,7 +64,7 @@ pub(crate) async fn measure() -> anyhow::Result<()> {
             sessions(&mut database, draws).await?;
             let procedure = pgbench(&stage, script.path(), PROCEDURE.0, PROCEDURE.1)?;
             let events = paid(&mut database, draws).await?;
-            let bare = transactions(&mut PgConnection::connect(&stage.database_url).await?, &events).await?;
+            let bare = transactions(&stage, &events).await?;
             let events = paid(&mut database, draws).await?;
             let consumer = consumed(&stage, &mut database, &events).await?;
             say(&format!(
@@ -122,22 +125,40 @@ fn paid_event(order: Uuid, draw: Uuid, quantity: i64) -> Value {
     event("order.paid", order, &data)
 }
 
-/// The minting transaction alone: dedupe rows, ranges and `tickets.issued`, committed, from one connection.
-async fn transactions(database: &mut PgConnection, events: &[Value]) -> anyhow::Result<f64> {
+/// The minting transaction alone: dedupe rows, ranges and `tickets.issued`, committed, from as many connections as two replicas have.
+async fn transactions(stage: &Stage, events: &[Value]) -> anyhow::Result<f64> {
     let mut events: Vec<Event> = events.iter().map(|event| Event::read(event.to_string().as_bytes())).collect::<Result<_, _>>()?;
     events.sort_by_key(|event| event.id);
-    for (setting, value) in counterfoil_tickets::SESSION {
-        sqlx::query("SELECT set_config($1, $2, false)").bind(setting).bind(value).execute(&mut *database).await?;
+    let count = events.len();
+    let mut parts: Vec<Vec<Vec<Event>>> = (0..CONNECTIONS).map(|_| Vec::new()).collect();
+    for (nth, batch) in events.chunks(BATCH).enumerate() {
+        parts[nth % CONNECTIONS].push(batch.to_vec());
+    }
+    let mut ready = Vec::new();
+    for part in parts {
+        let mut database = PgConnection::connect(&stage.database_url).await?;
+        for (setting, value) in counterfoil_tickets::SESSION {
+            sqlx::query("SELECT set_config($1, $2, false)").bind(setting).bind(value).execute(&mut database).await?;
+        }
+        ready.push((database, part));
     }
     let begun = Instant::now();
-    for batch in events.chunks(BATCH) {
+    let minters: Vec<_> = ready.into_iter().map(|(database, part)| tokio::spawn(mint(database, part))).collect();
+    for minter in minters {
+        minter.await??;
+    }
+    Ok(count as f64 / begun.elapsed().as_secs_f64())
+}
+
+async fn mint(mut database: PgConnection, batches: Vec<Vec<Event>>) -> anyhow::Result<()> {
+    for batch in batches {
         let mut tx = database.begin().await?;
         let ids: Vec<Uuid> = batch.iter().map(|event| event.id).collect();
         anyhow::ensure!(insert_done(&mut tx, "tickets", &ids).await?.len() == batch.len(), "some of the events were done already");
         counterfoil_tickets::apply(&mut tx, &batch.iter().collect::<Vec<_>>()).await?;
         tx.commit().await?;
     }
-    Ok(events.len() as f64 / begun.elapsed().as_secs_f64())
+    Ok(())
 }
 
 /// The real consumer on a full queue: the rate between its first and its last batch.
