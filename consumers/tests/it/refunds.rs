@@ -287,3 +287,54 @@ async fn a_key_that_may_not_do_it_holds_its_own_refund_alone_and_a_refusal_after
     assert_eq!(field(&bench, id, "status").await, "requested");
     assert!(field(&bench, id, "held_reason").await.contains("unknown"));
 }
+
+/// An order whose captured payment is here and at the provider, and the event that says that some of its tickets are others'.
+async fn unfulfilled(bench: &Bench, amount_minor: Option<i64>) -> (Uuid, Value) {
+    let order = Uuid::new_v4();
+    bench.insert_order(order, "ann@example.com").await;
+    bench.insert_refund("stripe", order, 1).await; // makes the payment, too
+    bench.stage.execute(&format!("DELETE FROM refunds WHERE order_id = '{order}'")).await;
+    let data = json!({ "order_id": order, "version": 2, "reference": format!("ref-{order}"), "customer": { "email": null, "name": null, "phone": null },
+        "payment": { "provider": "stripe", "account": "", "payment_id": format!("pi_{order}") }, "amount_minor": amount_minor, "currency": "EUR",
+        "lines": [{ "line": 0, "draw_id": order, "quantity": 1, "amount_minor": 600 }] });
+    (order, event("tickets.unavailable", order, &data))
+}
+
+#[tokio::test]
+async fn money_for_tickets_that_are_not_there_goes_back_once_as_the_policy_says_and_never_on_top_of_a_refund_that_we_do_not_know() {
+    let bench = Bench::of("refunds").await;
+    let refunds = async |order: Uuid| {
+        let text = format!(
+            "SELECT COALESCE(string_agg(origin || ' ' || status || ' ' || amount_minor || ' ' || source || COALESCE(' ' || held_reason, ''), ', '), '') FROM refunds WHERE order_id = '{order}'"
+        );
+        sqlx::query_scalar::<_, String>(sqlx::AssertSqlSafe(text)).fetch_one(&bench.stage.pool()).await.unwrap()
+    };
+    let ((part, one), (whole, two), (by_hand, three)) =
+        (unfulfilled(&bench, Some(600)).await, unfulfilled(&bench, None).await, unfulfilled(&bench, Some(600)).await);
+    bench.simulator.refund_by_hand("stripe", &format!("pi_{by_hand}"), 600);
+    {
+        let _consumer = bench.start().ready().await;
+        bench.stage.put_events("refunds", &[one.clone(), one.clone(), two.clone(), three.clone()]).await;
+        for event in [&one, &two, &three] {
+            bench.done(event).await;
+        }
+        bench.drained().await;
+    }
+    assert_eq!(refunds(part).await, "sold_out succeeded 600 sales");
+    assert_eq!(refunds(whole).await, "sold_out succeeded 1099 sales");
+    assert_eq!(refunds(by_hand).await, "", "the provider knows of more than we do: a person decides");
+    assert_eq!(bench.simulator.refunds().len(), 3);
+    let ((hold, four), (keyless, five)) = (unfulfilled(&bench, None).await, unfulfilled(&bench, None).await);
+    {
+        let _consumer = bench.fleet().with("COUNTERFOIL_POLICY_SOLD_OUT", "hold").consumer("refunds").ready().await;
+        bench.stage.put_events("refunds", std::slice::from_ref(&four)).await;
+        bench.done(&four).await;
+    }
+    assert_eq!(refunds(hold).await, "");
+    let mut fleet = bench.fleet();
+    fleet.without.push("COUNTERFOIL_STRIPE_API_KEY");
+    let _consumer = fleet.consumer("refunds").ready().await;
+    bench.stage.put_events("refunds", std::slice::from_ref(&five)).await;
+    bench.done(&five).await;
+    assert!(refunds(keyless).await.starts_with("sold_out requested 1099 sales no API key"), "held, and asked for again once there is a key");
+}
