@@ -11,7 +11,7 @@ use axum::response::Response;
 use axum::routing::{any, get, post};
 use counterfoil_payments::OrderKey;
 use counterfoil_settlement::{OrderView, Refused, cancel, find, set_session, view};
-use counterfoil_tickets::{release_due, reservations_of, tickets_of};
+use counterfoil_tickets::{release_of, reservations_of, tickets_of};
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use sqlx::{PgConnection, PgTransaction};
@@ -143,7 +143,7 @@ async fn cancel_order(State(ingest): State<Arc<Ingest>>, path: Result<Path<Strin
         Box::pin(async move {
             let trouble = |error: sqlx::Error| database_trouble(&error);
             let id = cancel(tx, &key).await.map_err(|refused| refusal(&refused))?;
-            release_due(tx, None, Some(&[id.0]), i64::MAX).await.map_err(trouble)?;
+            release_of(tx, id.0).await.map_err(trouble)?;
             let seen = view(tx, &OrderKey::Id(id)).await.map_err(trouble)?.ok_or_else(not_found)?;
             with_tickets(tx, &seen).await.map_err(trouble)
         })

@@ -128,7 +128,7 @@ pub async fn create_draw(connection: &mut PgConnection, new: &NewDraw) -> Result
 pub async fn change_draw(tx: &mut PgTransaction<'_>, key: &OrderKey, change: &Change) -> Result<Option<Draw>, DrawRefused> {
     let Some(draw) = find_draw(&mut *tx, key).await? else { return Ok(None) };
     if change.capacity.is_some() {
-        release_due(tx, Some(&[draw.id]), None, i64::MAX).await?;
+        release_due(tx, Some(&[draw.id]), i64::MAX).await?;
     }
     sqlx::query!(
         "UPDATE draws SET name = COALESCE($2, name), capacity = CASE WHEN $3 THEN $4 ELSE capacity END, order_limit = CASE WHEN $5 THEN $6 ELSE order_limit END,

@@ -183,7 +183,7 @@ async fn retake(tx: &mut PgTransaction<'_>, line: &Line) -> sqlx::Result<Retaken
         Some("held") => true, // the order was paid in a way that no trigger saw: its place is still counted
         Some("confirmed") => return Ok(Retaken::Placed),
         _ if known.gone => return Ok(Retaken::MoneyGone),
-        _ => take(tx, line).await? || (release_due(tx, Some(&[line.draw]), None, RELEASE_MAX).await? > 0 && take(tx, line).await?),
+        _ => take(tx, line).await? || (release_due(tx, Some(&[line.draw]), RELEASE_MAX).await? > 0 && take(tx, line).await?),
     };
     sqlx::query!(
         "INSERT INTO reservations (id, order_id, line, draw_id, quantity, status, expires_at) VALUES ($1, $2, $3, $4, $5, $6, now())

@@ -172,7 +172,7 @@ pub async fn reserve(tx: &mut PgTransaction<'_>, orders: &[&[Wanted]]) -> sqlx::
     let mut desk = Desk { draws: lock(tx, &ids, &references).await?, taken: BTreeMap::new() };
     let total = asked.values().fold(0_i64, |sum, quantity| sum.saturating_add(*quantity));
     let short: Vec<Uuid> = desk.draws.iter().filter(|draw| draw.left().is_some_and(|left| left < total)).map(|draw| draw.id).collect();
-    if !short.is_empty() && release_due(tx, Some(&short), None, RELEASE_MAX).await? > 0 {
+    if !short.is_empty() && release_due(tx, Some(&short), RELEASE_MAX).await? > 0 {
         desk.draws = lock(tx, &ids, &references).await?;
     }
     let reserved = orders.iter().map(|order| desk.take(order)).collect();
@@ -230,17 +230,40 @@ pub async fn hold(tx: &mut PgTransaction<'_>, lines: &[(Uuid, i32, Uuid, i64)], 
     .await
 }
 
-/// Gives back held places whose time is over by the database's clock: of these draws, of these orders, or of any; at most
-/// `limit`. Returns how many reservations there were. What another transaction is busy with is left to it.
+/// Gives back held places whose time is over by the database's clock, of these draws or of all, at most `limit` of each draw. Returns how
+/// many reservations there were. What another transaction is busy with is left to it.
 ///
 /// # Errors
 /// When the database fails.
-pub async fn release_due(tx: &mut PgTransaction<'_>, draws: Option<&[Uuid]>, orders: Option<&[Uuid]>, limit: i64) -> sqlx::Result<i64> {
+pub async fn release_due(tx: &mut PgTransaction<'_>, draws: Option<&[Uuid]>, limit: i64) -> sqlx::Result<i64> {
+    // Draw by draw through the index: of a sold-out draw with many held places only those that are due are touched.
+    let due = sqlx::query_scalar!(
+        r#"SELECT r.id AS "id!" FROM draws d CROSS JOIN LATERAL (
+            SELECT id FROM reservations WHERE draw_id = d.id AND status = 'held' AND expires_at <= now() ORDER BY expires_at LIMIT $2) r
+        WHERE $1::uuid[] IS NULL OR d.id = ANY ($1)"#,
+        draws,
+        limit,
+    );
+    let due = due.fetch_all(&mut **tx).await?;
+    give_back(tx, &due).await
+}
+
+/// Gives back the held places of an order that has ended, as [`release_due`] does.
+///
+/// # Errors
+/// When the database fails.
+pub async fn release_of(tx: &mut PgTransaction<'_>, order: Uuid) -> sqlx::Result<i64> {
+    let held = sqlx::query_scalar!("SELECT id FROM reservations WHERE order_id = $1", order).fetch_all(&mut **tx).await?;
+    give_back(tx, &held).await
+}
+
+async fn give_back(tx: &mut PgTransaction<'_>, reservations: &[Uuid]) -> sqlx::Result<i64> {
+    if reservations.is_empty() {
+        return Ok(0);
+    }
     sqlx::query_scalar!(
         r#"WITH due AS MATERIALIZED (
-            SELECT id, draw_id, quantity FROM reservations WHERE status = 'held' AND expires_at <= now()
-                AND ($1::uuid[] IS NULL OR draw_id = ANY ($1)) AND ($2::uuid[] IS NULL OR order_id = ANY ($2))
-            ORDER BY expires_at LIMIT $3 FOR UPDATE SKIP LOCKED
+            SELECT id, draw_id, quantity FROM reservations WHERE id = ANY ($1) AND status = 'held' AND expires_at <= now() FOR UPDATE SKIP LOCKED
         ), locked AS MATERIALIZED (
             SELECT id FROM draws WHERE id IN (SELECT draw_id FROM due) ORDER BY id FOR NO KEY UPDATE
         ), given_back AS (
@@ -250,9 +273,7 @@ pub async fn release_due(tx: &mut PgTransaction<'_>, draws: Option<&[Uuid]>, ord
             UPDATE reservations r SET status = 'released', reason = COALESCE(r.reason, 'expired'), updated_at = now() FROM due WHERE r.id = due.id
         )
         SELECT count(*) AS "count!" FROM due"#,
-        draws,
-        orders,
-        limit,
+        reservations,
     )
     .fetch_one(&mut **tx)
     .await

@@ -91,7 +91,7 @@ impl Jobs {
     /// Gives back places in draws whose time is over. Nobody waits for this: a request that finds too few left looks itself.
     pub(super) async fn release_places(&self) -> anyhow::Result<usize> {
         let mut tx = self.pool.begin().await?;
-        let released = release_due(&mut tx, None, None, BATCH).await?;
+        let released = release_due(&mut tx, None, BATCH).await?;
         tx.commit().await?;
         Ok(usize::try_from(released)?)
     }

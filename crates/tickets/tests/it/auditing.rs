@@ -35,7 +35,7 @@ impl Shop {
         let late = self.buy(&[(&draw, left)]).await.unwrap();
         self.lapse(late).await;
         let mut tx = self.pool.begin().await.unwrap();
-        release_due(&mut tx, None, None, 100).await.unwrap();
+        release_due(&mut tx, None, 100).await.unwrap();
         tx.commit().await.unwrap();
         self.buy(&[(&draw, left)]).await.unwrap();
         self.buy(&[(&draw, 5)]).await.unwrap();

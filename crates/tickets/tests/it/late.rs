@@ -12,7 +12,7 @@ impl Shop {
         let order = self.buy(wanted).await.unwrap();
         self.lapse(order).await;
         let mut tx = self.pool.begin().await.unwrap();
-        assert_eq!(release_due(&mut tx, None, None, 100).await.unwrap(), i64::try_from(wanted.len()).unwrap());
+        assert_eq!(release_due(&mut tx, None, 100).await.unwrap(), i64::try_from(wanted.len()).unwrap());
         tx.commit().await.unwrap();
         order
     }
@@ -165,7 +165,7 @@ async fn payments_and_the_release_of_their_places_in_the_same_instant_leave_each
     let release = async {
         for _ in 0..30 {
             let mut tx = shop.pool.begin().await.unwrap();
-            release_due(&mut tx, None, None, 1).await.unwrap();
+            release_due(&mut tx, None, 1).await.unwrap();
             tx.commit().await.unwrap();
         }
     };

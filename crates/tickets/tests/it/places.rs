@@ -86,7 +86,7 @@ async fn expiry_cancellation_and_final_failure_give_places_back_whoever_ends_the
     shop.news(failed, News::FailedFinal, "pi_failed", 5000, None).await;
     shop.stage.execute(&format!("UPDATE orders SET status = 'cancelled', version = version + 1 WHERE id = '{by_sql}'")).await;
     let mut tx = shop.pool.begin().await.unwrap();
-    assert_eq!(release_due(&mut tx, None, None, 100).await.unwrap(), 4);
+    assert_eq!(release_due(&mut tx, None, 100).await.unwrap(), 4);
     tx.commit().await.unwrap();
     assert_eq!(shop.counters(&draw).await, (0, 0));
     for (order, reason) in [(cancelled, "cancelled"), (expired, "expired"), (failed, "failed_final"), (by_sql, "cancelled")] {
@@ -103,7 +103,7 @@ async fn a_final_failure_followed_by_a_capture_keeps_its_places() {
     shop.pay(order).await;
     assert_eq!(shop.places(order).await, [("confirmed".to_owned(), None)]);
     let mut tx = shop.pool.begin().await.unwrap();
-    assert_eq!(release_due(&mut tx, None, None, 100).await.unwrap(), 0, "what is paid for is not given back, however late it is");
+    assert_eq!(release_due(&mut tx, None, 100).await.unwrap(), 0, "what is paid for is not given back, however late it is");
 }
 
 #[tokio::test]
