@@ -3,24 +3,37 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use counterfoil_relay::Drained;
-use counterfoil_tests::{Fleet, Services, until};
+use counterfoil_broker::Link;
+use counterfoil_relay::{Drained, Drainer};
+use counterfoil_tests::{Fleet, Services, Stage, until};
 
 use crate::support::{drainer, link, rows, states, step};
+
+/// One step as the supervisor paces it: a broker that meets frames of a channel which it has just closed may close the whole
+/// connection, rarely; nothing was marked then, and the next connection does the step.
+async fn step_supervised(drainer: &Drainer, stage: &Stage, link: &mut Link) -> Drained {
+    for _ in 0..3 {
+        match drainer.drain_once(link, &mut None).await {
+            Ok(drained) => return drained,
+            Err(_) => *link = self::link(stage).await,
+        }
+    }
+    step(drainer, link).await
+}
 
 #[tokio::test]
 async fn a_message_that_closes_the_channel_is_found_by_halving_and_parked_and_its_neighbours_go_out() {
     let services = Services::faulty();
     services.ctl(&["eval", "application:set_env(rabbit, max_message_size, 65536)."]);
     let stage = services.stage().await;
-    let (pool, link) = (stage.pool(), link(&stage).await);
+    let (pool, mut link) = (stage.pool(), link(&stage).await);
     rows(&pool, "order.paid", 64).await;
     sqlx::query("UPDATE outbox SET payload = to_jsonb(repeat('x', 70000)) WHERE id IN (9, 40)").execute(&pool).await.unwrap();
     let drainer = drainer(&pool, 256);
-    assert_eq!(step(&drainer, &link).await, Drained { claimed: 64, confirmed: 62, faulty: 2, ..Drained::default() });
+    assert_eq!(step_supervised(&drainer, &stage, &mut link).await, Drained { claimed: 64, confirmed: 62, faulty: 2, ..Drained::default() });
     for _ in 0..2 {
         sqlx::query("UPDATE outbox SET next_attempt_at = now()").execute(&pool).await.unwrap();
-        step(&drainer, &link).await;
+        step_supervised(&drainer, &stage, &mut link).await;
     }
     services.ctl(&["eval", "application:set_env(rabbit, max_message_size, 134217728)."]);
     assert_eq!(states(&pool).await, (0, 2, 62));
