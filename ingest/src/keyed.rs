@@ -69,20 +69,19 @@ where
     let trouble = |error: sqlx::Error| database_trouble(&error);
     let mut tx = ingest.api_pool.begin().await.map_err(trouble)?;
     let ask = call.ask();
-    match begin_and_work(&mut tx, ask.as_ref(), work).await {
+    let answer = match begin_and_work(&mut tx, ask.as_ref(), work).await {
         Ok(Done::Made(body)) => {
             counterfoil_chassis::fault::point("keyed.before_commit");
             tx.commit().await.map_err(trouble)?;
             counterfoil_chassis::fault::point("keyed.after_commit");
-            Ok(json_bytes(StatusCode::CREATED, body))
+            return Ok(json_bytes(StatusCode::CREATED, body));
         }
         Ok(Done::Before(stored)) => Ok(replayed(stored)),
-        Err(problem) => {
-            // The key's lock goes with it: who tries again at once must not hear that the refused call is running.
-            let _ = tx.rollback().await;
-            Err(problem)
-        }
-    }
+        Err(problem) => Err(problem),
+    };
+    // The key's lock goes with it: who tries again at once must not hear that this call is running.
+    let _ = tx.rollback().await;
+    answer
 }
 
 /// What became of a keyed call.

@@ -99,8 +99,8 @@ CREATE TABLE tickets (
     CONSTRAINT tickets_never_overlap EXCLUDE USING gist (box(point(first_number, draw_ordinal), point(last_number, draw_ordinal)) WITH &&)
 );
 
--- What an order's money stands at, by the newest event that said so: a refund may be heard of before its payment. Rows only for
--- orders that went back whole at some time.
+-- What an order's money stands at, by the newest event that said so: a refund may be heard of before its payment. A row for
+-- each order whose money moved again after it was paid, tickets or not: of an order that is not minted yet, nobody knows which.
 CREATE TABLE ticket_standings (
     order_id uuid PRIMARY KEY,
     version bigint NOT NULL,
