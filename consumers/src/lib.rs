@@ -2,6 +2,7 @@
 
 pub mod crm;
 pub mod email;
+mod keeper;
 pub mod ledger;
 mod options;
 pub mod refunds;
@@ -37,13 +38,21 @@ fn pool(url: &str, concurrency: usize, more: &[(&'static str, &str)]) -> anyhow:
 /// # Errors
 /// When the configuration cannot work.
 pub async fn run(settings: Settings, process: Process) -> anyhow::Result<()> {
+    if matches!(settings.which, Which::DeadLetters) {
+        let pool = pool(&settings.database_url, 1, &[])?;
+        let watch = tokio::spawn(postgres::watch(pool.clone(), process.clone()));
+        keeper::run(&settings.amqp_url, &pool, &process).await;
+        let _ = watch.await;
+        return Ok(());
+    }
     let more: &[_] = if matches!(settings.which, Which::Tickets) { &counterfoil_tickets::SESSION } else { &[] };
     let pool = pool(&settings.database_url, settings.concurrency, more)?;
     let batch = settings.batch();
-    let runner = Runner { amqp_url: settings.amqp_url, rungs: settings.rungs, prefetch: settings.prefetch, process: process.clone() };
+    let runner = Runner { amqp_url: settings.amqp_url, rungs: settings.rungs, prefetch: settings.prefetch, process: process.clone(), pool: pool.clone() };
     process.readiness.fails("database", "not asked yet");
     let watch = tokio::spawn(postgres::watch(pool.clone(), process.clone()));
     match settings.which {
+        Which::DeadLetters => {}
         Which::Ledger => runner.run(Arc::new(InDatabase::new(ledger::Ledger, pool, batch))).await,
         Which::Tickets => runner.run(Arc::new(InDatabase::new(tickets::Tickets, pool, batch))).await,
         Which::Email(server, from) => {

@@ -10,12 +10,12 @@ use crate::email::Server;
 use crate::refunds::{Policies, Policy};
 
 /// Turns events into effects: one receipt, one CRM contact, one ledger entry, one refund, one
-/// range of ticket numbers. Run as many of each as you like.
+/// range of ticket numbers; and keeps what was given up (dead-letters). Run as many of each as you like.
 #[derive(Debug, clap::Parser)]
 #[command(name = "counterfoil-consumers", version)]
 pub struct Options {
-    /// Which consumer to run.
-    #[arg(value_parser = ["email", "crm", "ledger", "refunds", "tickets"])]
+    /// Which consumer to run; dead-letters moves what the others gave up from the broker into the database, where on-call looks.
+    #[arg(value_parser = ["email", "crm", "ledger", "refunds", "tickets", "dead-letters"])]
     consumer: String,
     /// PostgreSQL, as postgres://user:password@host:port/database. Also _FILE.
     #[arg(long, env = "COUNTERFOIL_DATABASE_URL", hide_env_values = true)]
@@ -75,6 +75,8 @@ pub struct Options {
 /// A consumer with what it needs.
 #[derive(Debug)]
 pub enum Which {
+    /// What the others gave up.
+    DeadLetters,
     /// The books.
     Ledger,
     /// Ticket numbers.
@@ -128,6 +130,7 @@ impl Configure for Options {
         let default = if matches!(self.consumer.as_str(), "ledger" | "tickets") { 400 } else { concurrency.unwrap_or(8) };
         let prefetch = self.prefetch.as_ref().map_or(Some(default), |prefetch| problems.bounded("COUNTERFOIL_PREFETCH", prefetch, 1..=2000));
         let which = match self.consumer.as_str() {
+            "dead-letters" => Some(Which::DeadLetters),
             "ledger" => Some(Which::Ledger),
             "tickets" => Some(Which::Tickets),
             "email" => self.email(problems),

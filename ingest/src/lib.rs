@@ -22,11 +22,14 @@ mod wake;
 mod webhooks;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use counterfoil_chassis::Process;
+use counterfoil_chassis::{Process, replica};
 use counterfoil_chassis::postgres::{self, PoolSettings};
+use counterfoil_payments::Provider;
+use serde_json::{Value, json};
 use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
@@ -48,8 +51,24 @@ pub(crate) struct Ingest {
     pub(crate) claim_keys: ClaimKeys,
     pub(crate) api_pool: PgPool,
     pub(crate) wake: Arc<wake::Wake>,
+    pub(crate) refused: Arc<Refused>,
     /// What must end before the process does.
     pub(crate) tracker: TaskTracker,
+}
+
+/// Deliveries refused for their signature since the start, by provider.
+#[derive(Debug, Default)]
+pub(crate) struct Refused([AtomicU64; Provider::ALL.len()]);
+
+impl Refused {
+    pub(crate) fn count(&self, provider: Provider) {
+        self.0[provider as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn report(&self) -> Value {
+        let counts = Provider::ALL.iter().map(|provider| (provider.name().to_owned(), json!(self.0[*provider as usize].load(Ordering::Relaxed))));
+        json!({ "refused": Value::Object(counts.collect()), "connections": lanes::COMMITTERS + slow::WORKERS + checkout::MAKERS + API_CONNECTIONS + 1 })
+    }
 }
 
 /// Sessions that settle or make orders plan their statements once: planned anew each time, a single delivery costs twice as much.
@@ -72,13 +91,16 @@ fn batch_pool(url: &str, application_name: &'static str, connections_max: u32, l
     )
 }
 
+/// Connections of the order API.
+const API_CONNECTIONS: u32 = 8;
+
 fn api_pool(url: &str) -> anyhow::Result<PgPool> {
     let session = [("lock_timeout", "2s"), ("statement_timeout", "5s"), ("idle_in_transaction_session_timeout", "10s")];
     postgres::pool(
         url,
         &PoolSettings {
             application_name: "counterfoil-ingest orders",
-            connections_max: 8,
+            connections_max: API_CONNECTIONS,
             acquire_timeout: Duration::from_secs(2),
             session: session.map(|(name, value)| (name, value.to_owned())).to_vec(),
         },
@@ -105,7 +127,11 @@ pub async fn run(settings: Settings, process: Process) -> anyhow::Result<()> {
     process.readiness.fails("database", "not asked yet");
     tracker.spawn(postgres::watch(api_pool.clone(), process.clone()));
     tracker.spawn(wake::send(settings.database_url, Arc::clone(&wake), process.shutdown.clone()));
+    let refused = Arc::new(Refused::default());
+    let told = Arc::clone(&refused);
+    tracker.spawn(replica::report(api_pool.clone(), "ingest".into(), process.clone(), move || told.report()));
     let ingest = Arc::new(Ingest {
+        refused,
         providers: settings.providers,
         mode: settings.mode,
         tokens: settings.tokens,

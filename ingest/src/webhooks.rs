@@ -115,7 +115,10 @@ pub(crate) async fn read_body(headers: &HeaderMap, mut body: Body) -> Result<Byt
 fn authentic(ingest: &Ingest, adapter: &dyn Adapter, headers: &HeaderMap, body: &[u8]) -> Result<Delivery, Problem> {
     let provider = adapter.provider();
     let now = OffsetDateTime::now_utc().unix_timestamp();
-    let position = adapter.verify(headers, body, now).map_err(|rejected| refuse(provider, rejected))?;
+    let position = adapter.verify(headers, body, now).map_err(|rejected| {
+        ingest.refused.count(provider);
+        refuse(provider, rejected)
+    })?;
     metrics::gauge!("counterfoil_last_delivery_timestamp_seconds", "provider" => provider.name()).set(f64::from(u32::try_from(now).unwrap_or(u32::MAX)));
     let reading = adapter.read(headers, body, ingest.mode);
     let late = reading.made_at.is_some_and(|made_at| now.saturating_sub(made_at) > LATE_AFTER_SECONDS);

@@ -1,12 +1,18 @@
 //! The on-call's and operator's tool: what happened to a payment, what waits for a person, and the work that no message starts.
 
+pub mod actions;
 mod attention;
 mod backfill;
 mod books;
 mod draws;
 pub mod housekeep;
+mod letters;
+pub mod mask;
+pub mod oncall;
 mod options;
+pub mod queues;
 mod reconcile;
+pub mod replays;
 mod trail;
 
 use std::io::Write;
@@ -14,7 +20,12 @@ use std::time::Duration;
 
 use counterfoil_chassis::Process;
 use counterfoil_chassis::postgres::{self, PoolSettings};
+use counterfoil_chassis::process::Exit;
+use oncall::OnCall;
+use replays::exit;
 use sqlx::PgPool;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 pub use draws::Signer;
 pub use options::{Command, Draws, Ledger, Options, Settings};
@@ -36,14 +47,39 @@ fn print(text: std::fmt::Arguments<'_>) -> std::io::Result<()> {
     std::io::stdout().write_fmt(text)
 }
 
+/// An instant in UTC, to the second.
+pub(crate) fn instant(at: OffsetDateTime) -> String {
+    at.replace_nanosecond(0).unwrap_or(at).format(&Rfc3339).unwrap_or_default()
+}
+
 /// Runs one command that ends by itself.
 ///
 /// # Errors
-/// When the database fails, or nothing matches.
+/// When the database fails, or nothing matches; some say with which code to end.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
+    Box::pin(run_command(settings)).await.map_err(|error| {
+        let away = error.chain().any(|cause| matches!(cause.downcast_ref(), Some(sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::Tls(_))));
+        if away { Exit::with(exit::UNREACHABLE, format!("the database cannot be reached (COUNTERFOIL_DATABASE_URL): {error:#}")).into() } else { error }
+    })
+}
+
+async fn on_call(settings: Settings, command: OnCall) -> anyhow::Result<()> {
+    let (url, actor, horizon_s) = (&settings.database_url, &settings.actor, settings.horizon_s);
+    match command {
+        OnCall::DeadLetters(command) => letters::run(&pool(url, 2, false)?, actor, command, horizon_s).await,
+        OnCall::Replays(command) => letters::runs(&pool(url, 2, false)?, actor, command, horizon_s).await,
+        OnCall::Outbox(command) => queues::outbox(&pool(url, 1, false)?, actor, command).await,
+        OnCall::Consumer(command) => queues::consumer(&pool(url, 1, false)?, actor, command).await,
+        OnCall::Audit { since, person, object, json } => queues::audit(&pool(url, 1, true)?, since, person.as_deref(), object.as_deref(), json).await,
+        OnCall::Status { .. } | OnCall::Events(_) | OnCall::Providers { .. } | OnCall::Doctor { .. } | OnCall::Erase { .. } => anyhow::bail!("not yet"),
+    }
+}
+
+async fn run_command(settings: Settings) -> anyhow::Result<()> {
     let url = &settings.database_url;
-    match settings.command {
-        Command::Trail { id } => {
+    match settings.command.clone() {
+        Command::OnCall(command) => on_call(settings, command).await,
+        Command::Trail { id, .. } => {
             let pool = pool(url, 1, true)?;
             let mut connection = pool.acquire().await?;
             let trail = trail(&mut connection, &id).await?;
@@ -78,7 +114,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
 pub async fn stay(settings: Settings, process: Process) -> anyhow::Result<()> {
     match settings.command {
         Command::Housekeep(mode, rhythm) => Box::pin(housekeep::run(pool(&settings.database_url, 4, false)?, settings.apis, mode, rhythm, process)).await,
-        Command::Trail { .. } | Command::Attention { .. } | Command::Ledger(_) | Command::Draws(_) | Command::Reconcile { .. } | Command::Backfill { .. } => {
+        Command::OnCall(_) | Command::Trail { .. } | Command::Attention { .. } | Command::Ledger(_) | Command::Draws(_) | Command::Reconcile { .. } | Command::Backfill { .. } => {
             anyhow::bail!("this command ends by itself")
         }
     }

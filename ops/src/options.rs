@@ -3,12 +3,15 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use counterfoil_broker::{Rung, topology};
 use counterfoil_chassis::{Common, Configure, Problems};
 use counterfoil_payments::{OrderKey, Provider};
 use counterfoil_providers::{ApiOptions, Apis, Mode};
 
+use crate::actions::{Actor, Role};
 use crate::draws::Signer;
 use crate::housekeep::{Rhythm, RhythmOptions};
+use crate::oncall::OnCall;
 
 /// The on-call's and operator's tool. Looking never changes anything; what changes something says what it would, with
 /// --dry-run.
@@ -24,6 +27,18 @@ pub struct Options {
     /// draws export: the Ed25519 key that signs, PKCS#8 in PEM, as `openssl genpkey -algorithm ed25519` writes it. Also _FILE.
     #[arg(long, env = "COUNTERFOIL_EXPORT_KEY", hide_env_values = true)]
     export_key: Option<String>,
+    /// RabbitMQ, for queue depths (status, doctor) and for the audit of what queues lost (housekeep). Also _FILE.
+    #[arg(long, env = "COUNTERFOIL_AMQP_URL", hide_env_values = true)]
+    amqp_url: Option<String>,
+    /// The retry ladder that counterfoil-migrate has brought.
+    #[arg(long, env = "COUNTERFOIL_RETRY_RUNGS", default_value = "5s,15s,1m,4m,15m,1h")]
+    retry_rungs: String,
+    /// Who you are, for the record of what was done. Default: the login name.
+    #[arg(long = "by", env = "COUNTERFOIL_PERSON")]
+    person: Option<String>,
+    /// Days that consumers' dedupe rows are kept: a dead letter that is older is not safe to replay.
+    #[arg(long, env = "COUNTERFOIL_RETENTION_PROCESSED_DAYS", default_value = "120")]
+    horizon_days: String,
     #[command(flatten)]
     apis: ApiOptions,
     #[command(subcommand)]
@@ -36,9 +51,15 @@ pub struct Options {
 enum CommandOptions {
     /// Show the whole chain of one order, missing effects included: deliveries, payments, events, messages, effects, books.
     Trail {
-        /// An order's id or reference, or a payment's id.
+        /// Anything that leads to it: an order's id or reference, a payment, a provider's event, one of ours, a refund, a
+        /// reservation, a ticket as <draw>#<number>, a dead letter as d_91, an e-mail address.
         id: String,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
     },
+    #[command(flatten)]
+    OnCall(OnCall),
     /// List what waits for a person: money without a place, events without an order, refunds and keys that hang, disputes.
     Attention {
         /// Entries at the most, oldest first.
@@ -142,7 +163,11 @@ pub enum Command {
     Trail {
         /// What leads to it.
         id: String,
+        /// As JSON.
+        json: bool,
     },
+    /// What on-call asks for.
+    OnCall(OnCall),
     /// List what waits for a person.
     Attention {
         /// At the most.
@@ -210,6 +235,14 @@ pub enum Draws {
 pub struct Settings {
     /// PostgreSQL.
     pub database_url: String,
+    /// RabbitMQ, where it is known.
+    pub amqp_url: Option<String>,
+    /// The retry ladder.
+    pub rungs: Vec<Rung>,
+    /// Who acts.
+    pub actor: Actor,
+    /// How long dedupe rows are kept, in seconds.
+    pub horizon_s: i64,
     /// The providers that can be asked.
     pub apis: Apis,
     /// What to do.
@@ -225,7 +258,7 @@ impl Settings {
 }
 
 /// A span of time such as 45s, 10m, 12h, 30d.
-fn span(text: &str) -> Result<Duration, String> {
+pub(crate) fn span(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?}: write a whole number and s, m, h or d behind it");
     let unit = text.chars().next_back().ok_or_else(wrong)?;
     let number: u64 = text[..text.len() - unit.len_utf8()].parse().map_err(|_| wrong())?;
@@ -251,14 +284,33 @@ impl Configure for Options {
         let database_url = problems.required("COUNTERFOIL_DATABASE_URL", self.database_url.as_ref());
         let apis = self.apis.apis(|variable, why| problems.note(variable, why));
         let command = self.command(problems);
-        Some(Settings { database_url: database_url?, apis, command: command? })
+        let rungs = topology::rungs(&self.retry_rungs).map_err(|error| problems.note("COUNTERFOIL_RETRY_RUNGS", error)).ok();
+        let days = problems.bounded("COUNTERFOIL_RETENTION_PROCESSED_DAYS", &self.horizon_days, 1..=36_500);
+        Some(Settings {
+            database_url: database_url?,
+            amqp_url: self.amqp_url.clone().filter(|url| !url.trim().is_empty()),
+            rungs: rungs?,
+            actor: self.actor(),
+            horizon_s: i64::try_from(days?).ok()?.saturating_mul(86_400),
+            apis,
+            command: command?,
+        })
     }
 }
 
 impl Options {
+    /// Whoever holds the database's password may do everything; what they do is written down under their name.
+    fn actor(&self) -> Actor {
+        let login = || ["SUDO_USER", "LOGNAME", "USER"].into_iter().find_map(|name| std::env::var(name).ok().filter(|user| !user.is_empty()));
+        let person = self.person.clone().filter(|person| !person.trim().is_empty()).or_else(login).unwrap_or_else(|| "unknown".into());
+        let host = std::env::var("HOSTNAME").ok().or_else(|| std::fs::read_to_string("/etc/hostname").ok()).unwrap_or_default();
+        Actor { person, role: Role::Admin, came_from: format!("cli {}", host.trim()).trim_end().to_owned() }
+    }
+
     fn command(&self, problems: &mut Problems) -> Option<Command> {
         Some(match self.command.clone() {
-            CommandOptions::Trail { id } => Command::Trail { id },
+            CommandOptions::Trail { id, json } => Command::Trail { id, json },
+            CommandOptions::OnCall(command) => Command::OnCall(command),
             CommandOptions::Attention { limit } => Command::Attention { limit },
             CommandOptions::Housekeep(rhythm) => {
                 let (mode, rhythm) = (self.mode(problems), rhythm.check(problems));

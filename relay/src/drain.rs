@@ -5,9 +5,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use counterfoil_broker::lapin::Channel;
-use counterfoil_broker::{Fate, Link, Outgoing, publish_window};
+use counterfoil_broker::{Fate, Link, Outgoing, publish_window_unless};
+use counterfoil_chassis::busy::Busy;
 use counterfoil_chassis::postgres::silent;
 use counterfoil_outbox::{Claimed, EVENTS_EXCHANGE, claim, count_attempt, defer, low_water, mark_published};
+use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, PgPool, PgTransaction};
 use tokio::time::{Instant, timeout};
 
@@ -18,6 +20,9 @@ const ATTEMPTS_MAX: i32 = 3;
 
 /// How often a worker looks at the whole backlog: for rows that committed late, or that a dead relay released.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How long a window may wait for confirms of a broker that has stopped reading: what it had read is confirmed by then.
+const BLOCKED_GRACE: Duration = Duration::from_secs(1);
 
 /// What of a step may be the database's.
 const DATABASE_DEADLINE: Duration = Duration::from_secs(5);
@@ -31,6 +36,9 @@ pub struct Drainer {
     /// Fresh rows below it are not looked at between two sweeps.
     mark: AtomicI64,
     swept: Mutex<Option<Instant>>,
+    /// Time spent with rows in hand, and, of this, waiting for the broker.
+    busy: Busy,
+    waiting: Busy,
 }
 
 /// What one step did.
@@ -57,13 +65,20 @@ impl Drainer {
     /// Drains by batches of `batch`, each confirmed within `confirm_deadline`.
     #[must_use]
     pub fn new(pool: PgPool, batch: usize, confirm_deadline: Duration) -> Self {
-        Self { pool, batch, confirm_deadline, mark: AtomicI64::new(0), swept: Mutex::new(None) }
+        Self { pool, batch, confirm_deadline, mark: AtomicI64::new(0), swept: Mutex::new(None), busy: Busy::default(), waiting: Busy::default() }
     }
 
     /// Rows a batch, at the most.
     #[must_use]
     pub fn batch(&self) -> usize {
         self.batch
+    }
+
+    /// How busy its workers were since the last report, and which share of that the broker took.
+    pub(crate) fn report(&self) -> Value {
+        let (busy, waiting) = (self.busy.share(crate::WORKERS as usize), self.waiting.share(crate::WORKERS as usize));
+        metrics::gauge!("counterfoil_busy_share", "process" => "relay").set(busy);
+        json!({ "busy": busy, "broker": if busy > 0.0 { (waiting / busy).min(1.0) } else { 0.0 }, "connections": crate::WORKERS + 2 })
     }
 
     /// One step. Opens no transaction before it has a channel, which it leaves in `channel` for the next step unless
@@ -99,6 +114,7 @@ impl Drainer {
     }
 
     async fn drain_on(&self, connection: &mut PgConnection, link: &Link, channel: &mut Option<Channel>) -> Result<Drained, Trouble> {
+        let begun = Instant::now();
         let mut tx = connection.begin().await?;
         let from = self.scan_from(&mut tx).await?;
         let rows = claim(&mut tx, from, i64::try_from(self.batch).unwrap_or(i64::MAX)).await?;
@@ -108,7 +124,9 @@ impl Drainer {
         }
         let mut drained = Drained { claimed: rows.len(), ..Drained::default() };
         let messages = self.sound(&mut tx, &rows, &mut drained).await?;
+        let published = Instant::now();
         let judged = self.publish(link, channel, messages).await;
+        self.waiting.add(published.elapsed());
         counterfoil_chassis::fault::point("relay.confirmed");
         let (judged, trouble) = match judged {
             Ok(judged) => (judged, None),
@@ -117,6 +135,7 @@ impl Drainer {
         self.record(&mut tx, &judged, &mut drained).await?;
         counterfoil_chassis::fault::point("relay.marked");
         tx.commit().await?;
+        self.busy.add(begun.elapsed());
         // What was learned before the trouble is kept; then the connection is made anew.
         trouble.map_or(Ok(drained), |error| Err(Trouble::Broker(error)))
     }
@@ -173,7 +192,7 @@ impl Drainer {
                     Err(error) => return Err((judged, error)),
                 },
             };
-            let window = publish_window(&open, &part, self.confirm_deadline).await;
+            let window = publish_window_unless(&open, &part, self.confirm_deadline, link.blocked_for(BLOCKED_GRACE)).await;
             let clean = window.clean();
             let mut undecided = Vec::new();
             for (message, fate) in part.into_iter().zip(window.fates) {
@@ -198,6 +217,10 @@ impl Drainer {
                 Some((400..=499, _)) => {
                     let back = undecided.split_off(undecided.len() / 2);
                     parts.extend([back, undecided]);
+                }
+                None if link.blocked() => {
+                    metrics::counter!("counterfoil_relay_messages_total", "fate" => Fate::Unknown.name()).increment(undecided.len() as u64);
+                    return Ok(judged); // the rows are free again; whoever waits for the broker holds no transaction
                 }
                 closed => {
                     let why = closed.map_or_else(|| "the confirms did not come in time".to_owned(), |(code, text)| format!("{code} {text}"));

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use counterfoil_broker::{Link, Pace, supervise, topology};
-use counterfoil_chassis::Process;
+use counterfoil_chassis::{Process, replica};
 use counterfoil_chassis::postgres::{self, PoolSettings};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
@@ -53,12 +53,14 @@ fn pool(url: &str) -> anyhow::Result<sqlx::PgPool> {
 /// When the configuration cannot work.
 pub async fn run(settings: Settings, process: Process) -> anyhow::Result<()> {
     let pool = pool(&settings.database_url)?;
-    let drainer = Drainer::new(pool.clone(), settings.batch, settings.confirm_deadline);
+    let drainer = Arc::new(Drainer::new(pool.clone(), settings.batch, settings.confirm_deadline));
     let wake = Arc::new(Notify::new());
     let tracker = TaskTracker::new();
     process.readiness.fails("broker", "not connected yet");
     process.readiness.fails("topology", "not asked yet");
     let gate = watch::start(&tracker, pool.clone(), &process);
+    let told = Arc::clone(&drainer);
+    tracker.spawn(replica::report(pool.clone(), "relay".into(), process.clone(), move || told.report()));
     tracker.spawn(listen::listen(settings.database_url, pool, Arc::clone(&wake), process.shutdown.clone()));
     tracker.close();
     let readiness = process.readiness.clone();

@@ -40,19 +40,7 @@ pub(crate) fn message(row: &Claimed) -> Result<Outgoing, String> {
     if row.exchange.len() > NAME_BYTES_MAX || row.routing_key.len() > NAME_BYTES_MAX || row.topic.len() > NAME_BYTES_MAX {
         return Err(format!("exchange, routing key and topic have at most {NAME_BYTES_MAX} bytes"));
     }
-    let data: &RawValue = serde_json::from_str(&row.data).map_err(|error| format!("the payload is not JSON: {error}"))?;
-    let envelope = Envelope {
-        specversion: "1.0",
-        id: row.event_id.to_string(),
-        source: "/counterfoil",
-        topic: &row.topic,
-        subject: row.order_id.map(|id| id.to_string()),
-        time: row.created_at.format(&Rfc3339).map_err(|error| format!("created_at cannot be written: {error}"))?,
-        datacontenttype: "application/json",
-        dataschema: format!("urn:counterfoil:{}/{SCHEMA_VERSION}", row.topic),
-        data,
-    };
-    let body = serde_json::to_vec(&envelope).map_err(|error| format!("the event cannot be written: {error}"))?;
+    let body = row.body.clone().map_or_else(|| wrap(row), Ok)?;
     if body.len() > BODY_BYTES_MAX {
         return Err(format!("the message has {} bytes, the broker takes at most {BODY_BYTES_MAX}", body.len()));
     }
@@ -65,6 +53,22 @@ pub(crate) fn message(row: &Claimed) -> Result<Outgoing, String> {
         .with_app_id("counterfoil-relay".into())
         .with_headers(headers(row)?);
     Ok(Outgoing { correlation: row.id, exchange: row.exchange.clone(), routing_key: row.routing_key.clone(), body, properties })
+}
+
+fn wrap(row: &Claimed) -> Result<Vec<u8>, String> {
+    let data: &RawValue = serde_json::from_str(&row.data).map_err(|error| format!("the payload is not JSON: {error}"))?;
+    let envelope = Envelope {
+        specversion: "1.0",
+        id: row.event_id.to_string(),
+        source: "/counterfoil",
+        topic: &row.topic,
+        subject: row.order_id.map(|id| id.to_string()),
+        time: row.created_at.format(&Rfc3339).map_err(|error| format!("created_at cannot be written: {error}"))?,
+        datacontenttype: "application/json",
+        dataschema: format!("urn:counterfoil:{}/{SCHEMA_VERSION}", row.topic),
+        data,
+    };
+    serde_json::to_vec(&envelope).map_err(|error| format!("the event cannot be written: {error}"))
 }
 
 fn headers(row: &Claimed) -> Result<FieldTable, String> {
@@ -98,6 +102,7 @@ mod tests {
             data: r#"{"a": 1}"#.into(),
             headers: json!({ "traceparent": "00-1" }),
             created_at: time::OffsetDateTime::UNIX_EPOCH,
+            body: None,
         }
     }
 
@@ -111,6 +116,12 @@ mod tests {
                 "subject": "00000000-0000-0000-0000-000000000002", "time": "1970-01-01T00:00:00Z", "datacontenttype": "application/json",
                 "dataschema": "urn:counterfoil:order.paid/1", "data": { "a": 1 } })
         );
+    }
+
+    #[test]
+    fn bytes_that_died_go_out_as_they_were() {
+        let died = b"{ \"specversion\" : \"1.0\", \"n\": 1.0 }".to_vec();
+        assert_eq!(message(&Claimed { body: Some(died.clone()), ..row() }).unwrap().body, died);
     }
 
     #[test]

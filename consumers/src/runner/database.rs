@@ -64,6 +64,19 @@ impl<A: Apply> InDatabase<A> {
         verdicts
     }
 
+    /// A span for the batch, in the trace of its first message. Where spans are exported, each other message has one in its own trace,
+    /// linked to the first.
+    fn span(&self, batch: &mut [Message]) -> tracing::Span {
+        let Some((first, others)) = batch.split_first_mut() else { return tracing::Span::none() };
+        let span = first.span(A::NAME);
+        if let Some(own) = first.own_trace.filter(|own| *own != first.trace) {
+            for other in others {
+                own.link(&other.span(A::NAME));
+            }
+        }
+        span
+    }
+
     /// One transaction, in a task of its own: a panic in the consumer is a culprit, too.
     async fn apply_all(&self, events: Vec<Event>) -> Result<(), Blame> {
         for tries in 0..AGAIN_MAX {
@@ -119,11 +132,11 @@ impl<A: Apply> Kind for InDatabase<A> {
         1
     }
 
-    async fn process(self: Arc<Self>, batch: Vec<Message>) -> Vec<Judged> {
+    async fn process(self: Arc<Self>, mut batch: Vec<Message>) -> Vec<Judged> {
         // Sorted by id and each once: two replicas with the same events cannot deadlock.
         let events: BTreeMap<Uuid, Event> = batch.iter().filter_map(|message| message.event.as_ref().ok()).map(|event| (event.id, event.clone())).collect();
         let begun = tokio::time::Instant::now();
-        let span = batch.first().map_or_else(tracing::Span::none, |message| message.span(A::NAME));
+        let span = self.span(&mut batch);
         let verdicts = self.apply(events.into_values().collect()).instrument(span).await;
         metrics::histogram!("counterfoil_effect_seconds", "consumer" => A::NAME).record(begun.elapsed());
         batch

@@ -8,13 +8,16 @@ mod database;
 mod handover;
 mod message;
 mod outside;
+mod pause;
 mod session;
 mod settle;
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use counterfoil_broker::{Pace, Rung, supervise, topology};
-use counterfoil_chassis::Process;
+use counterfoil_chassis::{Process, replica};
+use serde_json::json;
+use sqlx::PgPool;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -22,6 +25,7 @@ pub use conduct::{Failure, Ladder, Verdict};
 pub use database::{Apply, InDatabase};
 pub use message::Message;
 pub use outside::{Deliver, Effect, Outside};
+pub(crate) use settle::ack;
 
 /// A message and what is to be done with it.
 pub type Judged = (Message, Verdict);
@@ -49,6 +53,8 @@ pub struct Runner {
     pub prefetch: u16,
     /// The process.
     pub process: Process,
+    /// Where a person's pause is looked up.
+    pub pool: PgPool,
 }
 
 impl Runner {
@@ -59,7 +65,17 @@ impl Runner {
         let handover_stop = CancellationToken::new();
         let (handover, publisher) = handover::start(&self.amqp_url, name, handover_stop.clone());
         let settler = Arc::new(settle::Settler { consumer: name, ladder: Ladder::new(self.rungs.clone()), handover, left: Default::default() });
-        let mut session = session::Session::new(kind, settler, self.prefetch, self.process.clone());
+        let (paused, watch_pause) = pause::watch(name, self.pool.clone(), self.process.shutdown.clone());
+        let standing = Arc::new(session::Standing::default());
+        let (told, width, prefetch) = (Arc::clone(&standing), kind.concurrency(), self.prefetch);
+        let reports = replica::report(self.pool.clone(), format!("consumers {name}"), self.process.clone(), move || {
+            let busy = told.busy.share(width);
+            metrics::gauge!("counterfoil_busy_share", "process" => name).set(busy);
+            let outage = told.outage.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            json!({ "busy": busy, "outage": outage.as_ref().map(|(why, _)| why), "asked_until": outage.as_ref().and_then(|(_, until)| until.as_ref()),
+                "connections": width * 2 + 2, "prefetch": prefetch })
+        });
+        let mut session = session::Session::new(kind, settler, self.prefetch, self.process.clone(), paused, standing);
         let mut tasks = JoinSet::new();
         let readiness = self.process.readiness.clone();
         let queues: Vec<String> =
@@ -77,6 +93,6 @@ impl Runner {
             handover_stop.cancel(); // the last copy has been handed over
         };
         // Side by side in one task: what either spawns is joined, and nothing outlives both.
-        tokio::join!(consume, publisher);
+        tokio::join!(consume, publisher, watch_pause, reports);
     }
 }

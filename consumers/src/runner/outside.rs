@@ -195,7 +195,7 @@ impl<D: Deliver> Kind for Outside<D> {
 
     async fn process(self: Arc<Self>, batch: Vec<Message>) -> Vec<Judged> {
         let mut judged = Vec::with_capacity(batch.len());
-        for message in batch {
+        for mut message in batch {
             let span = message.span(D::NAME);
             let verdict = match &message.event {
                 Ok(event) => self.judge(event).instrument(span).await,

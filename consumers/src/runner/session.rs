@@ -1,6 +1,6 @@
 //! One consumer on one connection: takes messages, hands them to the kind, slows down and recovers.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -11,9 +11,11 @@ use counterfoil_broker::lapin::{Channel, Consumer};
 use counterfoil_broker::link::METHOD_DEADLINE;
 use counterfoil_broker::{Link, topology};
 use counterfoil_chassis::Process;
+use counterfoil_chassis::busy::Busy;
 use futures_util::{FutureExt, StreamExt};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::Kind;
 use super::message::Message;
@@ -47,6 +49,7 @@ enum Stage {
 /// Why taking messages ended.
 enum End {
     Stopped,
+    Paused,
     Outage(String, Option<Duration>),
     Lost(anyhow::Error),
 }
@@ -58,33 +61,72 @@ pub(crate) struct Session<K> {
     process: Process,
     stage: Stage,
     outages: u32,
+    /// Whether a person has paused this consumer.
+    paused: watch::Receiver<Option<bool>>,
+    standing: Arc<Standing>,
+}
+
+/// How this replica stands, for its report.
+#[derive(Debug, Default)]
+pub(crate) struct Standing {
+    pub(crate) busy: Busy,
+    /// Why the other side is down, and until when it asks us to wait.
+    pub(crate) outage: Mutex<Option<(String, Option<String>)>>,
 }
 
 impl<K: Kind> Session<K> {
-    pub(crate) fn new(kind: Arc<K>, settler: Arc<Settler>, prefetch: u16, process: Process) -> Self {
-        Self { kind, settler, prefetch, process, stage: Stage::Start, outages: 0 }
+    pub(crate) fn new(kind: Arc<K>, settler: Arc<Settler>, prefetch: u16, process: Process, paused: watch::Receiver<Option<bool>>, standing: Arc<Standing>) -> Self {
+        Self { kind, settler, prefetch, process, stage: Stage::Start, outages: 0, paused, standing }
     }
 
     /// Works on one connection until it is lost or the process stops. Tasks under way go on in `tasks`.
     pub(crate) async fn run(&mut self, link: &Link, tasks: &mut JoinSet<Settled>) -> anyhow::Result<()> {
         self.stage = if self.stage == Stage::Probe { Stage::Probe } else { Stage::Start };
+        // A database that does not answer keeps nobody from consuming: it is an outage of its own.
+        let _ = timeout(METHOD_DEADLINE, self.paused.wait_for(Option::is_some)).await;
         loop {
+            self.wait_out_pause(link).await?;
+            if self.process.shutdown.is_cancelled() {
+                return Ok(());
+            }
             let channel = link.channel().await?;
             match self.take(link, &channel, tasks).await {
                 End::Stopped => return Ok(()),
+                // What was delivered and not begun goes back with the channel.
+                End::Paused => drop(timeout(METHOD_DEADLINE, channel.close(200, "paused".into())).await),
                 End::Lost(error) => return Err(error),
                 End::Outage(reason, asked) => {
                     let _ = timeout(METHOD_DEADLINE, channel.close(200, "outage".into())).await;
                     self.wait_out(&reason, asked).await;
                 }
             }
-            if self.process.shutdown.is_cancelled() {
-                return Ok(());
-            }
         }
     }
 
-    /// Pauses: as long as the other side asks, else longer each time, with jitter.
+    fn paused(&self) -> bool {
+        *self.paused.borrow() == Some(true)
+    }
+
+    /// Waits, with an idle connection, while a person has paused this consumer.
+    async fn wait_out_pause(&mut self, link: &Link) -> anyhow::Result<()> {
+        if !self.paused() {
+            return Ok(());
+        }
+        let consumer = self.kind.name();
+        tracing::warn!(consumer, "paused by a person: nothing is taken");
+        metrics::gauge!("counterfoil_consumer_paused", "consumer" => consumer).set(1.0);
+        self.process.readiness.holds("broker");
+        while self.paused() && !self.process.shutdown.is_cancelled() {
+            anyhow::ensure!(link.connected(), "the broker has closed the connection");
+            let _ = timeout(LOOK, self.process.shutdown.cancelled()).await;
+        }
+        metrics::gauge!("counterfoil_consumer_paused", "consumer" => consumer).set(0.0);
+        tracing::info!(consumer, "the pause is over");
+        self.stage = if self.stage == Stage::Probe { Stage::Probe } else { Stage::Start };
+        Ok(())
+    }
+
+    /// Waits as long as the other side asks, else longer each time, with jitter.
     async fn wait_out(&mut self, reason: &str, asked: Option<Duration>) {
         let own = PAUSE_LEAST.saturating_mul(1 << self.outages.min(6)).min(PAUSE_MOST).mul_f64(0.5 + rand::random::<f64>() / 2.0);
         let pause = asked.map_or(own, |asked| asked.clamp(PAUSE_LEAST, PAUSE_ASKED_MOST));
@@ -93,6 +135,8 @@ impl<K: Kind> Session<K> {
         let consumer = self.kind.name();
         tracing::error!(consumer, reason, pause_ms = pause.as_millis(), "outage: nothing is taken, no attempts are used");
         metrics::gauge!("counterfoil_consumer_outage", "consumer" => consumer).set(1.0);
+        let until = asked.and_then(|_| (time::OffsetDateTime::now_utc() + pause).format(&time::format_description::well_known::Rfc3339).ok());
+        *self.standing.outage.lock().unwrap_or_else(PoisonError::into_inner) = Some((reason.to_owned(), until));
         let _ = timeout(pause, self.process.shutdown.cancelled()).await;
     }
 
@@ -116,6 +160,9 @@ impl<K: Kind> Session<K> {
                 () = tokio::time::sleep(LOOK) => if !link.connected() {
                     break End::Lost(anyhow::anyhow!("the broker has closed the connection"));
                 },
+            }
+            if self.paused() {
+                break End::Paused;
             }
             if self.promoted(&stream) {
                 match self.promote(channel, stream, tasks).await {
@@ -152,7 +199,13 @@ impl<K: Kind> Session<K> {
         let (kind, settler) = (Arc::clone(&self.kind), Arc::clone(&self.settler));
         // All that was delivered on this channel before is settled: one ack may stand for the batch.
         let alone = tasks.is_empty() && self.kind.concurrency() == 1;
-        tasks.spawn(async move { settler.settle(kind.process(batch).await, alone).await });
+        let busy = Arc::clone(&self.standing);
+        tasks.spawn(async move {
+            let begun = Instant::now();
+            let settled = settler.settle(kind.process(batch).await, alone).await;
+            busy.busy.add(begun.elapsed());
+            settled
+        });
     }
 
     fn joined(&mut self, joined: Result<Settled, tokio::task::JoinError>) -> Option<End> {
@@ -170,6 +223,7 @@ impl<K: Kind> Session<K> {
             self.stage = Stage::Full;
             self.outages = 0;
             metrics::gauge!("counterfoil_consumer_outage", "consumer" => self.kind.name()).set(0.0);
+            *self.standing.outage.lock().unwrap_or_else(PoisonError::into_inner) = None;
             tracing::info!(consumer = self.kind.name(), "the outage is over");
         }
         None

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::conduct::{Failure, Ladder, Next, Verdict};
 use super::handover::Handover;
-use super::message::{ATTEMPT_HEADER, Message};
+use super::message::{ATTEMPT_HEADER, Message, PREVIOUS_HEADER};
 
 /// Longest wait for an ack to be written; lapin has none.
 const ACK_DEADLINE: Duration = Duration::from_secs(5);
@@ -144,6 +144,9 @@ fn copy(message: &Message, queue: String, attempt: u32, failure: &Failure, reaso
     let reason: String = reason.chars().filter(|c| !c.is_control()).take(REASON_CHARS_MAX).collect();
     headers.insert(ATTEMPT_HEADER.into(), AMQPValue::LongLongInt(i64::from(attempt)));
     headers.insert("x-counterfoil-reason".into(), AMQPValue::LongString(reason.into()));
+    if let Some(span) = &message.own_trace {
+        headers.insert(PREVIOUS_HEADER.into(), AMQPValue::LongString(span.to_string().into()));
+    }
     headers.insert("x-counterfoil-kind".into(), AMQPValue::LongString(kind_of(failure).into()));
     let now = time::OffsetDateTime::now_utc().format(&time::format_description::well_known::Rfc3339).unwrap_or_default();
     if !headers.inner().contains_key("x-counterfoil-first-failed-at") {
@@ -155,7 +158,7 @@ fn copy(message: &Message, queue: String, attempt: u32, failure: &Failure, reaso
 }
 
 /// Acks; `multiple` for all that was delivered before it on its channel, too. `false` when it was too late: the message comes again, and its effect is known.
-async fn ack(delivery: Delivery, multiple: bool) -> bool {
+pub(crate) async fn ack(delivery: Delivery, multiple: bool) -> bool {
     counterfoil_chassis::fault::point("ack.before");
     match timeout(ACK_DEADLINE, delivery.acker.ack(BasicAckOptions { multiple })).await {
         Ok(Ok(true)) => true,

@@ -12,6 +12,6 @@ pub mod topology;
 
 pub use lapin;
 pub use link::{Link, broker_error};
-pub use publish::{Fate, Outgoing, Window, publish_window};
+pub use publish::{Fate, Outgoing, Window, publish_window, publish_window_unless};
 pub use supervise::{Pace, supervise};
 pub use topology::{ConsumerTopics, Rung, TOPOLOGY_VERSION};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use lapin::options::ConfirmSelectOptions;
 use lapin::{Channel, Connection, ConnectionProperties, ErrorKind};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// Longest wait for a connection; lapin itself has none.
 pub const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
@@ -15,6 +15,9 @@ pub const METHOD_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Seconds between heartbeats: a dead peer is found within twice that.
 const HEARTBEAT_S: u16 = 10;
+
+/// Pause between two looks whether it is blocked.
+const BLOCKED_LOOK: Duration = Duration::from_millis(100);
 
 /// A connection.
 #[derive(Debug)]
@@ -43,6 +46,15 @@ impl Link {
     #[must_use]
     pub fn blocked(&self) -> bool {
         self.0.status().blocked()
+    }
+
+    /// Returns once the broker has not read from it for `grace`: what was sent before may still be confirmed meanwhile.
+    pub async fn blocked_for(&self, grace: Duration) {
+        let mut blocked = Duration::ZERO;
+        while blocked < grace {
+            sleep(BLOCKED_LOOK).await;
+            blocked = if self.blocked() { blocked + BLOCKED_LOOK } else { Duration::ZERO };
+        }
     }
 
     /// Opens a channel.

@@ -1,12 +1,13 @@
 //! Publishing under confirms: pipelined, mandatory, four outcomes told apart.
 
 use std::collections::HashSet;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use lapin::options::BasicPublishOptions;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation, PublisherConfirm};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout;
 
 use crate::link::broker_error;
 
@@ -78,19 +79,23 @@ impl Window {
 /// Publishes a window on a channel in confirm mode that nobody else uses, and decides only when every confirm is in or
 /// the deadline has passed.
 pub async fn publish_window(channel: &Channel, messages: &[Outgoing], deadline: Duration) -> Window {
+    publish_window_unless(channel, messages, deadline, std::future::pending()).await
+}
+
+/// The same, but for no longer than until `over` says that waiting is of no use.
+pub async fn publish_window_unless(channel: &Channel, messages: &[Outgoing], deadline: Duration, over: impl Future<Output = ()>) -> Window {
     debug_assert!(messages.len() <= WINDOW_MAX);
-    let until = Instant::now() + deadline;
+    let mut patience = Patience { over: pin!(timeout(deadline, over)), ended: false };
     let mut closed = None;
     let mut confirms: Vec<Option<PublisherConfirm>> = Vec::with_capacity(messages.len());
     for message in messages {
-        let sent = timeout_at(until, send(channel, message)).await;
-        match sent {
-            Ok(Ok(confirm)) => confirms.push(Some(confirm)),
-            Ok(Err(error)) => {
+        match patience.wait(send(channel, message)).await {
+            Some(Ok(confirm)) => confirms.push(Some(confirm)),
+            Some(Err(error)) => {
                 closed = closed.or_else(|| broker_error(&error));
                 break;
             }
-            Err(_) => break,
+            None => break,
         }
     }
     let mut fates = vec![Fate::Unknown; messages.len()];
@@ -99,11 +104,11 @@ pub async fn publish_window(channel: &Channel, messages: &[Outgoing], deadline: 
         let Some(confirm) = confirm.take() else {
             continue;
         };
-        let (kind, message) = match timeout_at(until, confirm).await {
-            Ok(Ok(Confirmation::Ack(message))) => (Fate::Confirmed, message),
-            Ok(Ok(Confirmation::Nack(message))) => (Fate::Refused, message),
-            Ok(Ok(Confirmation::NotRequested)) | Err(_) => (Fate::Unknown, None),
-            Ok(Err(error)) => {
+        let (kind, message) = match patience.wait(confirm).await {
+            Some(Ok(Confirmation::Ack(message))) => (Fate::Confirmed, message),
+            Some(Ok(Confirmation::Nack(message))) => (Fate::Refused, message),
+            Some(Ok(Confirmation::NotRequested)) | None => (Fate::Unknown, None),
+            Some(Err(error)) => {
                 closed = closed.or_else(|| broker_error(&error));
                 (Fate::Unknown, None)
             }
@@ -118,6 +123,26 @@ pub async fn publish_window(channel: &Channel, messages: &[Outgoing], deadline: 
         }
     }
     Window { fates, closed }
+}
+
+/// How long a window is waited for, all its steps together.
+struct Patience<'a, Over> {
+    over: Pin<&'a mut Over>,
+    ended: bool,
+}
+
+impl<Over: Future> Patience<'_, Over> {
+    /// What `step` gives; once patience has ended, only what it gives at once.
+    async fn wait<T>(&mut self, step: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            given = step => Some(given),
+            () = async { if !self.ended { self.over.as_mut().await; } } => {
+                self.ended = true;
+                None
+            }
+        }
+    }
 }
 
 async fn send(channel: &Channel, message: &Outgoing) -> lapin::Result<PublisherConfirm> {

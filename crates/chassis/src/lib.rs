@@ -3,11 +3,13 @@
 //! A process is a configuration ([`config::Configure`]) and a `run` function; [`process::main`] does the rest.
 
 pub mod admin;
+pub mod busy;
 pub mod config;
 pub mod fault;
 pub mod postgres;
 pub mod process;
 pub mod readiness;
+pub mod replica;
 pub mod telemetry;
 pub mod trace;
 

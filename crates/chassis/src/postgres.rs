@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use crate::process::Process;
 
 /// The newest migration that this release needs; `migrations/` has a test that compares.
-pub const SCHEMA_VERSION: i64 = 3;
+pub const SCHEMA_VERSION: i64 = 4;
 
 /// How long a connection may take to say that it is fit to go back to its pool.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(2);
@@ -124,6 +124,46 @@ pub async fn record_topology(connection: &mut PgConnection, version: i32) -> sql
     .execute(connection)
     .await?;
     Ok(())
+}
+
+/// Writes down that a task has done its work, which it means to do every `interval`: whoever watches notices its silence.
+///
+/// # Errors
+/// When the database refuses it.
+pub async fn ran(connection: &mut PgConnection, task: &str, interval: Duration) -> sqlx::Result<()> {
+    sqlx::query(
+        "INSERT INTO task_runs (task, interval_s) VALUES ($1, $2)
+         ON CONFLICT (task) DO UPDATE SET succeeded_at = now(), interval_s = excluded.interval_s",
+    )
+    .bind(task)
+    .bind(interval.as_secs_f64())
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// A task and its last success.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ran {
+    /// Its name.
+    pub task: String,
+    /// When it last succeeded, in seconds since 1970.
+    pub succeeded_s: f64,
+    /// How long ago.
+    pub ago_s: f64,
+    /// How often it means to.
+    pub interval_s: f64,
+}
+
+/// The tasks that have ever run, and when last.
+///
+/// # Errors
+/// When the database cannot be asked.
+pub async fn tasks(connection: &mut PgConnection) -> sqlx::Result<Vec<Ran>> {
+    let rows = sqlx::query_as::<_, (String, f64, f64, f64)>(
+        "SELECT task, extract(epoch FROM succeeded_at)::float8, extract(epoch FROM now() - succeeded_at)::float8, interval_s FROM task_runs ORDER BY task",
+    );
+    Ok(rows.fetch_all(connection).await?.into_iter().map(|(task, succeeded_s, ago_s, interval_s)| Ran { task, succeeded_s, ago_s, interval_s }).collect())
 }
 
 /// Says why this release cannot work with the database, if it cannot.

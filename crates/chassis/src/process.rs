@@ -25,6 +25,23 @@ pub struct Process {
     pub deadline: Duration,
 }
 
+/// An error that says with which code its tool ends.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Exit {
+    /// The code.
+    pub code: u8,
+    /// What is wrong, and the way out.
+    pub message: String,
+}
+
+impl Exit {
+    /// With this code and these words.
+    pub fn with(code: u8, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+}
+
 /// Runs a process to its end: 0 after a clean stop, 1 after a failure, 64 for a configuration that cannot work.
 pub fn main<C, Run, Work>(run: Run) -> ExitCode
 where
@@ -50,13 +67,17 @@ where
     Work: Future<Output = anyhow::Result<()>>,
 {
     begin::<C>().map_or_else(ExitCode::from, |begun| {
-        let ended = if long_running(&begun.checked) {
+        if long_running(&begun.checked) {
             let process = Process { shutdown: CancellationToken::new(), readiness: Readiness::default(), deadline: begun.deadline };
-            live(C::NAME, begun.address, &begun.telemetry, process, |process| stay(begun.checked, process))
-        } else {
-            alone(run(begun.checked))
-        };
-        end(C::NAME, begun.telemetry, &ended)
+            let ended = live(C::NAME, begun.address, &begun.telemetry, process, |process| stay(begun.checked, process));
+            return end(C::NAME, begun.telemetry, &ended);
+        }
+        let ended = alone(run(begun.checked));
+        begun.telemetry.flush();
+        let Err(error) = ended else { return ExitCode::SUCCESS };
+        let code = error.downcast_ref::<Exit>().map_or(1, |exit| exit.code);
+        say(format_args!("{}: {error:#}", C::NAME)); // to a person, who sits in front of it
+        ExitCode::from(code)
     })
 }
 

@@ -44,11 +44,20 @@ impl TraceParent {
         self.trace_id.to_string()
     }
 
+    fn remote(self) -> SpanContext {
+        SpanContext::new(self.trace_id, self.span_id, self.flags, true, TraceState::default())
+    }
+
+    /// Links `span` to this context: they belong together, and neither is the other's part.
+    pub fn link(self, span: &Span) {
+        span.add_link(self.remote());
+    }
+
     /// Makes `span` a child of this context, and returns what its effects carry on: the span's own context when
     /// spans are exported, else this one.
     #[must_use]
     pub fn enter(self, span: &Span) -> Self {
-        let remote = SpanContext::new(self.trace_id, self.span_id, self.flags, true, TraceState::default());
+        let remote = self.remote();
         if span.set_parent(opentelemetry::Context::new().with_remote_span_context(remote)).is_err() {
             return self; // nothing exports spans
         }

@@ -3,6 +3,14 @@
 //! A consumer inside the database inserts `done` rows together with its effects. A consumer outside claims first: the
 //! claim carries a fence, which grows with every claim and which every later write must name, and a lease by the
 //! database's clock. `done` is final; everything else may be claimed again.
+//!
+//! [`dead`] keeps what a consumer gave up, [`replay`] sends it again, [`lost`] finds what a queue lost, [`pause`] stops a consumer for a
+//! while.
+
+pub mod dead;
+pub mod lost;
+pub mod pause;
+pub mod replay;
 
 use std::time::Duration;
 
@@ -35,7 +43,7 @@ pub async fn claim(connection: &mut PgConnection, consumer: &str, event_id: Uuid
     let won = sqlx::query!(
         r#"WITH before AS (SELECT state FROM processed_events WHERE consumer = $1 AND event_id = $2)
         INSERT INTO processed_events AS p (consumer, event_id, state, lease_until) VALUES ($1, $2, 'claimed', now() + make_interval(secs => $3))
-        ON CONFLICT (consumer, event_id) DO UPDATE SET state = 'claimed', lease_until = excluded.lease_until, fence = p.fence + 1, attempts = p.attempts + 1
+        ON CONFLICT (consumer, event_id) DO UPDATE SET state = 'claimed', updated_at = now(), lease_until = excluded.lease_until, fence = p.fence + 1, attempts = p.attempts + 1
             WHERE p.state <> 'done' AND (p.state <> 'claimed' OR p.lease_until < now())
         RETURNING fence, attempts, COALESCE((SELECT state IN ('claimed', 'unknown') FROM before), false) AS "may_repeat!""#,
         consumer,
@@ -109,7 +117,7 @@ pub async fn give_up(connection: &mut PgConnection, consumer: &str, event_id: Uu
     };
     let uncounted = i32::from(ended == Ended::Uncounted);
     let done = sqlx::query!(
-        "UPDATE processed_events SET state = $4, lease_until = NULL, last_error = $5, attempts = attempts - $6 WHERE consumer = $1 AND event_id = $2 AND fence = $3 AND state = 'claimed'",
+        "UPDATE processed_events SET state = $4, updated_at = now(), lease_until = NULL, last_error = $5, attempts = attempts - $6 WHERE consumer = $1 AND event_id = $2 AND fence = $3 AND state = 'claimed'",
         consumer,
         event_id,
         fence,

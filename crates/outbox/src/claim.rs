@@ -23,8 +23,10 @@ pub struct Claimed {
     pub data: String,
     /// Headers, a JSON object of strings.
     pub headers: serde_json::Value,
-    /// When it was appended.
+    /// When it was appended; for what is sent again, when the event itself was.
     pub created_at: OffsetDateTime,
+    /// The bytes to send as they are: a replay's.
+    pub body: Option<Vec<u8>>,
 }
 
 /// Claims up to `limit` rows that nobody else holds, oldest first; at most a quarter of them deferred ones whose time
@@ -43,7 +45,7 @@ pub async fn claim(tx: &mut PgTransaction<'_>, low_water: i64, limit: i64) -> sq
             ORDER BY id LIMIT $2 - (SELECT count(*) FROM deferred) FOR UPDATE SKIP LOCKED
         )
         SELECT id AS "id!", event_id AS "event_id!", topic AS "topic!", order_id, exchange AS "exchange!", routing_key AS "routing_key!",
-               payload::text AS "data!", headers AS "headers!", created_at AS "created_at!"
+               payload::text AS "data!", headers AS "headers!", COALESCE(occurred_at, created_at) AS "created_at!", body
         FROM (SELECT * FROM fresh UNION ALL SELECT * FROM deferred) claimed ORDER BY id"#,
         low_water,
         limit,

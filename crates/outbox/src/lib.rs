@@ -3,9 +3,11 @@
 //! A row is *fresh* until something delays it (`deferrals = 0`), then *deferred* until its `next_attempt_at`; it ends
 //! published or parked. The row lock is the lease: a claim lives as long as its transaction.
 
+mod again;
 mod claim;
 mod watch;
 
+pub use again::{Again, Stuck, release, send_again, send_bytes, stuck, unaccounted_from};
 pub use claim::{Claimed, claim, count_attempt, defer, low_water, mark_published};
 pub use watch::{Backlog, Published, backlog, of_order, purge};
 

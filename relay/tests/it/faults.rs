@@ -73,12 +73,13 @@ async fn while_the_broker_blocks_no_transaction_is_open_and_afterwards_everythin
     let pool = stage.pool();
     let relay = Fleet::on(&stage).relay().ready().await;
     services.ctl(&["set_vm_memory_high_watermark", "0.00001"]);
-    rows(&pool, "payment.held", 500).await;
+    // Both workers have a full batch in hand when it happens.
+    rows(&pool, "payment.held", 1500).await;
     until("it says so", 30, true, async || relay.readyz().await.is_some_and(|(status, report)| status == 503 && report.contains("blocked"))).await;
     until("no transaction is open", 20, 0, async || {
         stage.count("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()").await
     })
     .await;
     services.ctl(&["set_vm_memory_high_watermark", "0.4"]);
-    until("all are published", 40, (0, 0, 500), async || states(&pool).await).await;
+    until("all are published", 40, (0, 0, 1500), async || states(&pool).await).await;
 }
