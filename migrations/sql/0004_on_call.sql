@@ -211,6 +211,7 @@ CREATE TABLE notifications (
     subject text PRIMARY KEY,
     told_at timestamptz NOT NULL DEFAULT now(),
     times integer NOT NULL DEFAULT 1,
+    count bigint NOT NULL,
     text text NOT NULL,
     over_at timestamptz
 );
@@ -231,3 +232,16 @@ CREATE TABLE replicas (
     report jsonb NOT NULL,
     PRIMARY KEY (process, instance)
 );
+
+-- What must never be: each row is an alert. Orders of the last week; older ones were looked at when they were young.
+CREATE VIEW invariant_violations AS
+SELECT 'one_order_paid'::text AS check_name, 'order ' || o.reference || ' is ' || o.status || ' and has no order.paid event' AS what, o.id AS order_id
+FROM orders o WHERE o.status IN ('paid', 'partially_refunded', 'refunded') AND o.paid_at BETWEEN now() - interval '7 days' AND now() - interval '1 minute'
+    AND NOT EXISTS (SELECT FROM outbox e WHERE e.order_id = o.id AND e.topic = 'order.paid' AND e.exchange = 'counterfoil.events')
+UNION ALL
+SELECT 'version_order', 'the tickets of order ' || s.order_id || ' stand at version ' || s.version || ', and version ' || e.version || ' was applied', s.order_id
+FROM ticket_standings s JOIN outbox e ON e.order_id = s.order_id AND e.exchange = 'counterfoil.events' AND e.version > s.version
+    AND e.topic IN ('order.refunded', 'refund.failed', 'payment.extra', 'payment.held') AND e.created_at > now() - interval '7 days'
+JOIN processed_events p ON p.consumer = 'tickets' AND p.event_id = e.event_id AND p.state = 'done'
+WHERE EXISTS (SELECT FROM tickets t WHERE t.order_id = s.order_id);
+CREATE INDEX orders_by_paid_at ON orders USING brin (paid_at);

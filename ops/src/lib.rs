@@ -1,18 +1,23 @@
 //! The on-call's and operator's tool: what happened to a payment, what waits for a person, and the work that no message starts.
 
 pub mod actions;
+pub mod advice;
 mod attention;
 mod backfill;
 mod books;
+pub mod depths;
 mod draws;
+pub mod facts;
 pub mod housekeep;
 mod letters;
 pub mod mask;
+pub mod notify;
 pub mod oncall;
 mod options;
 pub mod queues;
 mod reconcile;
 pub mod replays;
+mod status;
 mod trail;
 
 use std::io::Write;
@@ -41,6 +46,9 @@ fn pool(url: &str, connections_max: u32, read_only: bool) -> anyhow::Result<PgPo
     }
     postgres::pool(url, &PoolSettings { application_name: "counterfoil", connections_max, acquire_timeout: Duration::from_secs(5), session })
 }
+
+/// Connections of housekeeping.
+pub(crate) const HOUSEKEEP_CONNECTIONS: u32 = 6;
 
 /// Writes to standard output.
 fn print(text: std::fmt::Arguments<'_>) -> std::io::Result<()> {
@@ -71,7 +79,9 @@ async fn on_call(settings: Settings, command: OnCall) -> anyhow::Result<()> {
         OnCall::Outbox(command) => queues::outbox(&pool(url, 1, false)?, actor, command).await,
         OnCall::Consumer(command) => queues::consumer(&pool(url, 1, false)?, actor, command).await,
         OnCall::Audit { since, person, object, json } => queues::audit(&pool(url, 1, true)?, since, person.as_deref(), object.as_deref(), json).await,
-        OnCall::Status { .. } | OnCall::Events(_) | OnCall::Providers { .. } | OnCall::Doctor { .. } | OnCall::Erase { .. } => anyhow::bail!("not yet"),
+        OnCall::Status { watch, json } => status::run(&pool(url, 1, true)?, settings.broker().as_ref(), watch, json).await,
+        OnCall::Providers { json } => status::show_providers(&pool(url, 1, true)?, json).await,
+        OnCall::Events(_) | OnCall::Doctor { .. } | OnCall::Erase { .. } => anyhow::bail!("not yet"),
     }
 }
 
@@ -112,8 +122,11 @@ async fn run_command(settings: Settings) -> anyhow::Result<()> {
 /// # Errors
 /// When the configuration cannot work.
 pub async fn stay(settings: Settings, process: Process) -> anyhow::Result<()> {
-    match settings.command {
-        Command::Housekeep(mode, rhythm) => Box::pin(housekeep::run(pool(&settings.database_url, 4, false)?, settings.apis, mode, rhythm, process)).await,
+    match settings.command.clone() {
+        Command::Housekeep(mode, rhythm) => {
+            let means = housekeep::Means { broker: settings.broker(), apis: settings.apis, notifier: settings.notifier };
+            Box::pin(housekeep::run(pool(&settings.database_url, HOUSEKEEP_CONNECTIONS, false)?, means, mode, rhythm, process)).await
+        }
         Command::OnCall(_) | Command::Trail { .. } | Command::Attention { .. } | Command::Ledger(_) | Command::Draws(_) | Command::Reconcile { .. } | Command::Backfill { .. } => {
             anyhow::bail!("this command ends by itself")
         }

@@ -10,7 +10,9 @@ use counterfoil_providers::{ApiOptions, Apis, Mode};
 
 use crate::actions::{Actor, Role};
 use crate::draws::Signer;
+use crate::facts::BrokerAt;
 use crate::housekeep::{Rhythm, RhythmOptions};
+use crate::notify::{Notifier, NotifyOptions};
 use crate::oncall::OnCall;
 
 /// The on-call's and operator's tool. Looking never changes anything; what changes something says what it would, with
@@ -39,6 +41,8 @@ pub struct Options {
     /// Days that consumers' dedupe rows are kept: a dead letter that is older is not safe to replay.
     #[arg(long, env = "COUNTERFOIL_RETENTION_PROCESSED_DAYS", default_value = "120")]
     horizon_days: String,
+    #[command(flatten)]
+    notify: NotifyOptions,
     #[command(flatten)]
     apis: ApiOptions,
     #[command(subcommand)]
@@ -245,11 +249,19 @@ pub struct Settings {
     pub horizon_s: i64,
     /// The providers that can be asked.
     pub apis: Apis,
+    /// Tells humans.
+    pub notifier: Notifier,
     /// What to do.
     pub command: Command,
 }
 
 impl Settings {
+    /// Where the broker can be asked, if that is known.
+    #[must_use]
+    pub fn broker(&self) -> Option<BrokerAt> {
+        self.amqp_url.clone().map(|amqp_url| BrokerAt { amqp_url, rungs: self.rungs.clone() })
+    }
+
     /// Whether the command runs until told to stop.
     #[must_use]
     pub fn long_running(&self) -> bool {
@@ -284,6 +296,7 @@ impl Configure for Options {
         let database_url = problems.required("COUNTERFOIL_DATABASE_URL", self.database_url.as_ref());
         let apis = self.apis.apis(|variable, why| problems.note(variable, why));
         let command = self.command(problems);
+        let notifier = self.notify.check(problems);
         let rungs = topology::rungs(&self.retry_rungs).map_err(|error| problems.note("COUNTERFOIL_RETRY_RUNGS", error)).ok();
         let days = problems.bounded("COUNTERFOIL_RETENTION_PROCESSED_DAYS", &self.horizon_days, 1..=36_500);
         Some(Settings {
@@ -293,6 +306,7 @@ impl Configure for Options {
             actor: self.actor(),
             horizon_s: i64::try_from(days?).ok()?.saturating_mul(86_400),
             apis,
+            notifier,
             command: command?,
         })
     }

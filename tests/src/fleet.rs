@@ -97,6 +97,11 @@ impl Child {
         assert!(Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap().success());
     }
 
+    /// Whether it has ended.
+    pub fn over(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Its exit code once it has ended; `None` when a signal ended it.
     pub async fn ended(&mut self) -> Option<i32> {
         let what = format!("{} ends", self.name);

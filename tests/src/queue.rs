@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use counterfoil_broker::lapin::BasicProperties;
-use counterfoil_broker::lapin::options::{BasicAckOptions, BasicGetOptions, QueueDeclareOptions};
+use counterfoil_broker::lapin::options::{BasicAckOptions, BasicGetOptions, QueueDeclareOptions, QueueDeleteOptions};
 use counterfoil_broker::lapin::types::{AMQPValue, FieldTable};
 use counterfoil_broker::publish::text_header;
 use counterfoil_broker::{Fate, Link, Outgoing, publish_window};
@@ -53,10 +53,31 @@ impl Stage {
         link.close().await;
     }
 
+    /// Publishes one body straight into a queue, with headers.
+    pub async fn put_with(&self, queue: &str, body: &[u8], more: &[(&str, &str)]) {
+        let link = Link::connect(&self.amqp_url, "test").await.unwrap();
+        let channel = link.confirming_channel().await.unwrap();
+        let mut headers = FieldTable::default();
+        for (name, value) in more {
+            headers.insert((*name).into(), AMQPValue::LongString((*value).into()));
+        }
+        let properties = BasicProperties::default().with_delivery_mode(2).with_headers(headers);
+        let message = Outgoing { correlation: 1, exchange: String::new(), routing_key: queue.into(), body: body.to_vec(), properties };
+        assert_eq!(publish_window(&channel, &[message], Duration::from_secs(10)).await.fates, [Fate::Confirmed]);
+        link.close().await;
+    }
+
     /// Publishes events straight into a consumer's queue.
     pub async fn put_events(&self, consumer: &str, events: &[Value]) {
         let bodies: Vec<Vec<u8>> = events.iter().map(|event| event.to_string().into_bytes()).collect();
         self.put(&format!("counterfoil.{consumer}"), &bodies).await;
+    }
+
+    /// Deletes a queue with all that is in it.
+    pub async fn delete_queue(&self, queue: &str) {
+        let link = Link::connect(&self.amqp_url, "test").await.unwrap();
+        link.channel().await.unwrap().queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
+        link.close().await;
     }
 
     /// How many messages wait in a queue.

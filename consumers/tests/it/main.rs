@@ -4,6 +4,7 @@ mod conformance;
 mod crm;
 mod email;
 mod ladder;
+mod keeper;
 mod ledger;
 mod panics;
 mod refunds;

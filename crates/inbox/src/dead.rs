@@ -470,3 +470,15 @@ pub async fn purge_dead(connection: &mut PgConnection, older_than_s: i64, limit:
     );
     Ok(done.execute(connection).await?.rows_affected())
 }
+
+/// Age of the oldest that is not closed, in seconds since it failed first: it must stay below the time for which dedupe rows are kept.
+///
+/// # Errors
+/// When the database fails.
+pub async fn oldest_open_seconds(connection: &mut PgConnection) -> sqlx::Result<f64> {
+    sqlx::query_scalar!(
+        r#"SELECT COALESCE(max(extract(epoch FROM now() - first_failed_at)), 0)::float8 AS "seconds!" FROM dead_letters WHERE state IN ('open', 'queued', 'replaying')"#
+    )
+    .fetch_one(connection)
+    .await
+}

@@ -193,3 +193,38 @@ pub async fn purge(connection: &mut PgConnection, older_than_s: i64, limit: i64)
     );
     Ok(done.execute(connection).await?.rows_affected())
 }
+
+/// What a consumer has in hand, and what it has done.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Work {
+    /// The consumer.
+    pub consumer: String,
+    /// Effects done within the last minute.
+    pub last_minute: i64,
+    /// Events whose outcome nobody knows, and at which nobody works.
+    pub unknown: i64,
+    /// Events that were tried and have no effect yet, dead letters apart.
+    pub retrying: i64,
+    /// How long ago the oldest of these was tried first, in seconds.
+    pub retrying_oldest_s: f64,
+}
+
+/// What the consumers have in hand. Dedupe rows of the last 15 minutes, and what is unfinished.
+///
+/// # Errors
+/// When the database fails.
+pub async fn work(connection: &mut PgConnection) -> sqlx::Result<Vec<Work>> {
+    sqlx::query_as!(
+        Work,
+        r#"WITH unfinished AS (SELECT p.consumer, p.state, p.lease_until, p.created_at FROM processed_events p WHERE p.state <> 'done'
+                AND NOT EXISTS (SELECT FROM dead_letters d WHERE d.consumer = p.consumer AND d.event_id = p.event_id AND d.state <> 'replaying')),
+        done AS (SELECT consumer, count(*) AS done FROM processed_events WHERE created_at > now() - interval '15 minutes' AND done_at > now() - interval '1 minute' GROUP BY consumer),
+        open AS (SELECT consumer, count(*) AS retrying, count(*) FILTER (WHERE state = 'unknown' OR (state = 'claimed' AND lease_until < now())) AS unknown,
+            max(extract(epoch FROM now() - created_at))::float8 AS oldest FROM unfinished GROUP BY consumer)
+        SELECT COALESCE(d.consumer, o.consumer) AS "consumer!", COALESCE(d.done, 0) AS "last_minute!", COALESCE(o.unknown, 0) AS "unknown!",
+            COALESCE(o.retrying, 0) AS "retrying!", COALESCE(o.oldest, 0)::float8 AS "retrying_oldest_s!"
+        FROM done d FULL JOIN open o ON o.consumer = d.consumer"#
+    )
+    .fetch_all(connection)
+    .await
+}

@@ -17,6 +17,23 @@ pub async fn mark(tx: &mut PgTransaction<'_>, consumer: &str, newest: i64) -> sq
     .await
 }
 
+/// The marks as they are, without touching them.
+///
+/// # Errors
+/// When the database fails.
+pub async fn marks(connection: &mut PgConnection) -> sqlx::Result<Vec<(String, i64)>> {
+    let rows = sqlx::query!("SELECT consumer, outbox_id FROM audit_marks").fetch_all(connection).await?;
+    Ok(rows.into_iter().map(|row| (row.consumer, row.outbox_id)).collect())
+}
+
+/// Lost messages that were sent again and have no effect yet.
+///
+/// # Errors
+/// When the database fails.
+pub async fn still_lost(connection: &mut PgConnection) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(r#"SELECT count(*) AS "count!" FROM lost_messages WHERE settled_at IS NULL"#).fetch_one(connection).await
+}
+
 /// Moves the mark on.
 ///
 /// # Errors
@@ -26,19 +43,28 @@ pub async fn move_mark(tx: &mut PgTransaction<'_>, consumer: &str, outbox_id: i6
     Ok(())
 }
 
-/// Which of these events have neither an effect, nor an attempt within the last `settled_s` seconds, nor a dead letter at a consumer.
+/// An event without effect or dead letter.
+#[derive(Debug, Clone, Copy)]
+pub struct Open {
+    /// Which.
+    pub event_id: Uuid,
+    /// How long nobody has worked on it, in seconds; 0 while somebody does, without end when nobody ever has.
+    pub idle_s: f64,
+}
+
+/// Which of these events have neither an effect nor a dead letter at a consumer.
 ///
 /// # Errors
 /// When the database fails.
-pub async fn unaccounted(connection: &mut PgConnection, consumer: &str, event_ids: &[Uuid], settled_s: i64) -> sqlx::Result<Vec<Uuid>> {
-    sqlx::query_scalar!(
-        r#"SELECT e.event AS "event!" FROM unnest($2::uuid[]) AS e (event)
-        WHERE NOT EXISTS (SELECT FROM processed_events p WHERE p.consumer = $1 AND p.event_id = e.event
-                AND (p.state = 'done' OR p.lease_until > now() OR p.updated_at > now() - make_interval(secs => $3::bigint::float8)))
-            AND NOT EXISTS (SELECT FROM dead_letters d WHERE d.consumer = $1 AND d.event_id = e.event)"#,
+pub async fn unaccounted(connection: &mut PgConnection, consumer: &str, event_ids: &[Uuid]) -> sqlx::Result<Vec<Open>> {
+    sqlx::query_as!(
+        Open,
+        r#"SELECT e.event AS "event_id!", CASE WHEN p.event_id IS NULL THEN 'Infinity'::float8 WHEN p.lease_until > now() THEN 0
+            ELSE extract(epoch FROM now() - p.updated_at)::float8 END AS "idle_s!"
+        FROM unnest($2::uuid[]) AS e (event) LEFT JOIN processed_events p ON p.consumer = $1 AND p.event_id = e.event
+        WHERE p.state IS DISTINCT FROM 'done' AND NOT EXISTS (SELECT FROM dead_letters d WHERE d.consumer = $1 AND d.event_id = e.event)"#,
         consumer,
         event_ids,
-        settled_s,
     )
     .fetch_all(connection)
     .await

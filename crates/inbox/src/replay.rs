@@ -492,6 +492,20 @@ pub async fn stuck_seconds(connection: &mut PgConnection) -> sqlx::Result<f64> {
         .await
 }
 
+/// Removes plans that nobody confirmed, and runs that ended long ago, at most `limit`.
+///
+/// # Errors
+/// When the database fails.
+pub async fn purge_replays(connection: &mut PgConnection, older_than_s: i64, limit: i64) -> sqlx::Result<u64> {
+    let done = sqlx::query!(
+        "DELETE FROM replays WHERE id IN (SELECT id FROM replays WHERE (state = 'planned' AND planned_at < now() - interval '1 day')
+            OR ended_at < now() - make_interval(secs => $1::bigint::float8) LIMIT $2)",
+        older_than_s,
+        limit,
+    );
+    Ok(done.execute(connection).await?.rows_affected())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -58,15 +58,38 @@ pub async fn send_again(tx: &mut PgTransaction<'_>, ids: &[i64], queue: &str) ->
     Ok(done.execute(&mut **tx).await?.rows_affected())
 }
 
+/// Published rows that a consumer should have had.
+#[derive(Debug, Clone)]
+pub struct Behind {
+    /// Up to which row everything was published long enough ago.
+    pub mark: i64,
+    /// The last row looked at.
+    pub last: i64,
+    /// The rows, oldest first.
+    pub rows: Vec<Expected>,
+}
+
+/// One of them.
+#[derive(Debug, Clone, Copy)]
+pub struct Expected {
+    /// The row.
+    pub id: i64,
+    /// Its event.
+    pub event_id: Uuid,
+    /// How long ago it was published, in seconds.
+    pub age_s: f64,
+}
+
 /// Rows behind `mark` that were published more than `settled_s` seconds ago for one of `topics`, oldest first; and up to which row
 /// everything was published that long ago. What was withheld was never sent. At most `limit` rows are looked at.
 ///
 /// # Errors
 /// When the database fails.
-pub async fn unaccounted_from(connection: &mut PgConnection, mark: i64, topics: &[String], settled_s: i64, limit: i64) -> sqlx::Result<(i64, Vec<(i64, Uuid)>)> {
+pub async fn unaccounted_from(connection: &mut PgConnection, mark: i64, topics: &[String], settled_s: i64, limit: i64) -> sqlx::Result<Behind> {
     let rows = sqlx::query!(
         r#"SELECT id, event_id, exchange = 'counterfoil.events' AND topic = ANY ($2) AND last_error IS NULL AND published_at IS NOT NULL AS "expected!",
-            COALESCE(published_at, parked_at) < now() - make_interval(secs => $3::bigint::float8) AS "settled?" FROM outbox WHERE id > $1 ORDER BY id LIMIT $4"#,
+            COALESCE(published_at, parked_at) <= now() - make_interval(secs => $3::bigint::float8) AS "settled?",
+            extract(epoch FROM now() - published_at)::float8 AS age_s FROM outbox WHERE id > $1 ORDER BY id LIMIT $4"#,
         mark,
         topics,
         settled_s,
@@ -74,18 +97,19 @@ pub async fn unaccounted_from(connection: &mut PgConnection, mark: i64, topics: 
     )
     .fetch_all(connection)
     .await?;
-    let (mut upto, mut held, mut found) = (mark, false, Vec::new());
+    let (mut behind, mut held) = (Behind { mark, last: mark, rows: Vec::new() }, false);
     for row in rows {
         let settled = row.settled == Some(true);
         held |= !settled; // a row that has not gone out yet holds the mark, not the look
         if !held {
-            upto = row.id;
+            behind.mark = row.id;
         }
+        behind.last = row.id;
         if settled && row.expected {
-            found.push((row.id, row.event_id));
+            behind.rows.push(Expected { id: row.id, event_id: row.event_id, age_s: row.age_s.unwrap_or_default() });
         }
     }
-    Ok((upto, found))
+    Ok(behind)
 }
 
 /// A row that does not go out by itself.

@@ -7,9 +7,9 @@ mod again;
 mod claim;
 mod watch;
 
-pub use again::{Again, Stuck, release, send_again, send_bytes, stuck, unaccounted_from};
+pub use again::{Again, Behind, Expected, Stuck, release, send_again, send_bytes, stuck, unaccounted_from};
 pub use claim::{Claimed, claim, count_attempt, defer, low_water, mark_published};
-pub use watch::{Backlog, Published, backlog, of_order, purge};
+pub use watch::{Backlog, Published, backlog, newest, of_event, of_order, purge, rates};
 
 use serde_json::Value;
 use sqlx::PgTransaction;

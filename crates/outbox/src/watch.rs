@@ -77,3 +77,33 @@ pub async fn purge(connection: &mut PgConnection, older_than_s: i64, limit: i64)
     );
     Ok(done.execute(connection).await?.rows_affected())
 }
+
+/// The newest row's id.
+///
+/// # Errors
+/// When the database fails.
+pub async fn newest(connection: &mut PgConnection) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(r#"SELECT COALESCE(max(id), 0) AS "id!" FROM outbox"#).fetch_one(connection).await
+}
+
+/// Rows appended and rows published within the last minute.
+///
+/// # Errors
+/// When the database fails.
+pub async fn rates(connection: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
+    let row = sqlx::query!(
+        r#"SELECT count(*) FILTER (WHERE created_at > now() - interval '1 minute') AS "appended!", count(*) FILTER (WHERE published_at > now() - interval '1 minute') AS "published!"
+        FROM outbox WHERE created_at > now() - interval '15 minutes'"#
+    );
+    let row = row.fetch_one(connection).await?;
+    Ok((row.appended, row.published))
+}
+
+/// The order that an event is about.
+///
+/// # Errors
+/// When the database fails.
+pub async fn of_event(connection: &mut PgConnection, event_id: Uuid) -> sqlx::Result<Option<Uuid>> {
+    let order = sqlx::query_scalar!("SELECT order_id FROM outbox WHERE event_id = $1 AND exchange = 'counterfoil.events'", event_id);
+    Ok(order.fetch_optional(connection).await?.flatten())
+}

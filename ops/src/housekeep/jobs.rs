@@ -11,6 +11,9 @@ use counterfoil_tickets::release_due;
 use sqlx::PgPool;
 
 use super::{Rhythm, reader};
+use crate::actions::purge_actions;
+use crate::facts::BrokerAt;
+use crate::notify::Notifier;
 use crate::reconcile::read_order;
 
 /// Rows of one step.
@@ -28,6 +31,8 @@ const BOOKS_SETTLED_S: i64 = 600;
 pub(super) struct Jobs {
     pub(super) pool: PgPool,
     pub(super) apis: Apis,
+    pub(super) broker: Option<BrokerAt>,
+    pub(super) notifier: Notifier,
     pub(super) mode: Mode,
     pub(super) rhythm: Rhythm,
     /// Currencies that a difference was reported in: their gauge goes back to zero.
@@ -138,6 +143,10 @@ impl Jobs {
         removed += purge_tokens(&mut connection, rhythm.keys_s, BATCH * 5).await?;
         removed += counterfoil_outbox::purge(&mut connection, rhythm.outbox_s, BATCH * 5).await?;
         removed += counterfoil_inbox::purge(&mut connection, rhythm.processed_s, BATCH * 5).await?;
+        removed += counterfoil_inbox::dead::purge_dead(&mut connection, rhythm.outbox_s, BATCH * 5).await?;
+        removed += counterfoil_inbox::replay::purge_replays(&mut connection, rhythm.outbox_s, BATCH * 5).await?;
+        removed += counterfoil_inbox::lost::purge_lost(&mut connection, rhythm.processed_s, BATCH * 5).await?;
+        removed += purge_actions(&mut connection, rhythm.actions_s, BATCH * 5).await?;
         Ok(usize::try_from(removed)?)
     }
 
@@ -162,6 +171,6 @@ impl Jobs {
     }
 }
 
-fn gauge(name: &'static str, value: i64) {
+pub(super) fn gauge(name: &'static str, value: i64) {
     metrics::gauge!(name).set(f64::from(i32::try_from(value).unwrap_or(i32::MAX)));
 }

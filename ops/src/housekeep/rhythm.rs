@@ -34,6 +34,13 @@ pub struct RhythmOptions {
     /// Days that consumers' dedupe rows are kept: longer than the outbox rows that can be replayed.
     #[arg(long, env = "COUNTERFOIL_RETENTION_PROCESSED_DAYS", default_value = "120")]
     processed_days: String,
+    /// Seconds after which a published event without effect, attempt or dead letter is taken for lost, and sent again to that
+    /// consumer's queue alone.
+    #[arg(long, env = "COUNTERFOIL_LOST_AFTER_S", default_value = "300")]
+    lost_after_s: String,
+    /// Days that the record of who did what is kept.
+    #[arg(long, env = "COUNTERFOIL_RETENTION_ACTIONS_DAYS", default_value = "400")]
+    actions_days: String,
     /// Days that idempotency keys are kept, and claim tokens behind their expiry.
     #[arg(long, env = "COUNTERFOIL_RETENTION_KEYS_DAYS", default_value = "30")]
     keys_days: String,
@@ -51,6 +58,8 @@ pub struct Rhythm {
     pub(crate) outbox_s: i64,
     pub(crate) processed_s: i64,
     pub(crate) keys_s: i64,
+    pub(crate) lost_after_s: i64,
+    pub(crate) actions_s: i64,
 }
 
 fn days(days: usize) -> i64 {
@@ -65,9 +74,11 @@ impl RhythmOptions {
         let waiting_alert_s = number("COUNTERFOIL_WAITING_ALERT_S", &self.waiting_alert_s);
         let pending_s = number("COUNTERFOIL_PENDING_S", &self.pending_s);
         let key_stuck_s = number("COUNTERFOIL_KEY_STUCK_S", &self.key_stuck_s);
+        let lost_after_s = number("COUNTERFOIL_LOST_AFTER_S", &self.lost_after_s);
         let events = problems.bounded("COUNTERFOIL_RETENTION_EVENTS_DAYS", &self.events_days, 1..=36_500)?;
         let outbox = problems.bounded("COUNTERFOIL_RETENTION_OUTBOX_DAYS", &self.outbox_days, 1..=36_500)?;
         let processed = problems.bounded("COUNTERFOIL_RETENTION_PROCESSED_DAYS", &self.processed_days, 1..=36_500)?;
+        let actions = problems.bounded("COUNTERFOIL_RETENTION_ACTIONS_DAYS", &self.actions_days, 1..=36_500)?;
         let keys = problems.bounded("COUNTERFOIL_RETENTION_KEYS_DAYS", &self.keys_days, 1..=36_500)?;
         for (variable, kept) in [("COUNTERFOIL_RETENTION_EVENTS_DAYS", events), ("COUNTERFOIL_RETENTION_OUTBOX_DAYS", outbox)] {
             if kept <= REPLAY_DAYS {
@@ -90,6 +101,8 @@ impl RhythmOptions {
             outbox_s: days(outbox),
             processed_s: days(processed),
             keys_s: days(keys),
+            lost_after_s: lost_after_s?,
+            actions_s: days(actions),
         })
     }
 }

@@ -2,6 +2,7 @@
 
 mod backfill;
 mod books;
+mod dead;
 mod draws;
 mod housekeep;
 mod reconcile;

@@ -1,0 +1,171 @@
+//! Telling a human directly: dead letters, held money, rows that do not go out, what must never be. Once each, and again only when it has
+//! grown after an hour, or a day has passed; all that is new in one message.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use counterfoil_chassis::Problems;
+use lettre::message::Mailbox;
+use lettre::{AsyncSmtpTransport, AsyncTransport, Message, Tokio1Executor};
+use serde_json::json;
+use sqlx::{PgPool, PgTransaction};
+
+use crate::facts::Facts;
+
+/// Longest time for telling somebody.
+const DEADLINE: Duration = Duration::from_secs(15);
+
+/// One at a time tells: whoever holds this lock.
+const LOCK: i64 = 0x636f_756e_7465_726e;
+
+/// Where humans are told.
+#[derive(Debug, Clone, clap::Args)]
+pub struct NotifyOptions {
+    /// housekeep: a Slack-compatible incoming webhook that is told what needs a person. Also _FILE.
+    #[arg(long, env = "COUNTERFOIL_NOTIFY_SLACK_URL", hide_env_values = true)]
+    notify_slack_url: Option<String>,
+    /// housekeep: an address that is mailed what needs a person.
+    #[arg(long, env = "COUNTERFOIL_NOTIFY_EMAIL")]
+    notify_email: Option<String>,
+    /// housekeep: the mail server for that, as for the email consumer. Also _FILE.
+    #[arg(long, env = "COUNTERFOIL_SMTP_URL", hide_env_values = true)]
+    smtp_url: Option<String>,
+    /// housekeep: the sender.
+    #[arg(long, env = "COUNTERFOIL_MAIL_FROM")]
+    mail_from: Option<String>,
+    /// The console's public address, for links.
+    #[arg(long, env = "COUNTERFOIL_CONSOLE_URL")]
+    pub(crate) console_url: Option<String>,
+}
+
+/// Tells humans.
+#[derive(Debug, Clone, Default)]
+pub struct Notifier {
+    slack: Option<reqwest::Url>,
+    mail: Option<Mail>,
+    console_url: String,
+}
+
+#[derive(Debug, Clone)]
+struct Mail {
+    transport: AsyncSmtpTransport<Tokio1Executor>,
+    from: Mailbox,
+    to: Mailbox,
+}
+
+impl NotifyOptions {
+    pub(crate) fn check(&self, problems: &mut Problems) -> Notifier {
+        let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
+        let slack = given(&self.notify_slack_url).and_then(|url| reqwest::Url::parse(&url).map_err(|error| problems.note("COUNTERFOIL_NOTIFY_SLACK_URL", error)).ok());
+        let mail = given(&self.notify_email).and_then(|to| {
+            let to = problems.parsed("COUNTERFOIL_NOTIFY_EMAIL", &to);
+            let from = problems.required("COUNTERFOIL_MAIL_FROM", self.mail_from.as_ref()).and_then(|from| problems.parsed("COUNTERFOIL_MAIL_FROM", &from));
+            let url = problems.required("COUNTERFOIL_SMTP_URL", self.smtp_url.as_ref())?;
+            let transport = AsyncSmtpTransport::<Tokio1Executor>::from_url(&url).map_err(|_| problems.note("COUNTERFOIL_SMTP_URL", "is no URL of a mail server")).ok()?;
+            Some(Mail { transport: transport.timeout(Some(DEADLINE)).build(), from: from?, to: to? })
+        });
+        Notifier { slack, mail, console_url: self.console_url.clone().unwrap_or_default().trim_end_matches('/').to_owned() }
+    }
+}
+
+/// Something that a human should know, and how much of it there is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Subject {
+    pub(crate) key: String,
+    pub(crate) count: i64,
+    pub(crate) text: String,
+}
+
+/// What of the facts a human is told.
+fn subjects(facts: &Facts, console_url: &str) -> Vec<Subject> {
+    let link = |path: &str| if console_url.is_empty() { String::new() } else { format!(" {console_url}{path}") };
+    let mut subjects = Vec::new();
+    let mut say = |key: String, count: i64, text: String| {
+        if count > 0 {
+            subjects.push(Subject { key, count, text });
+        }
+    };
+    for consumer in &facts.consumers {
+        let open = consumer.dead.as_ref().map_or(0, |dead| dead.open);
+        let kind = facts.groups.iter().find(|group| group.consumer == consumer.name).map_or_else(String::new, |group| format!(", most of them {}", group.kind));
+        let text = format!("{open} dead letters of {} need a decision{kind}.{}", consumer.name, link(&format!("/dead?consumer={}&state=open", consumer.name)));
+        say(format!("dead:{}", consumer.name), open, text);
+    }
+    for waiting in facts.attention.iter().filter(|waiting| matches!(waiting.kind.as_str(), "held" | "extra" | "overpaid" | "unfulfilled" | "refund")) {
+        let sums: Vec<String> = waiting.amounts.iter().map(|(currency, minor)| crate::letters::money(Some(*minor), Some(currency))).collect();
+        let text = format!("{} × money {} ({}): counterfoil attention.{}", waiting.count, waiting.kind, sums.join(" + "), link("/"));
+        say(format!("money:{}", waiting.kind), i64::try_from(waiting.count).unwrap_or(i64::MAX), text);
+    }
+    say("outbox:unroutable".into(), facts.outbox.unroutable, format!("{} outbox rows are unroutable: run counterfoil-migrate.{}", facts.outbox.unroutable, link("/flow")));
+    say("outbox:parked".into(), facts.outbox.parked, format!("{} outbox rows are parked: the broker refuses them.{}", facts.outbox.parked, link("/flow")));
+    say("lost".into(), facts.lost, format!("{} messages were lost by a queue and are sent again.{}", facts.lost, link("/flow")));
+    for (check, count) in &facts.violations {
+        say(format!("invariant:{check}"), *count, format!("{count} × {check}, which must never be: counterfoil doctor --check {check}.{}", link("/")));
+    }
+    subjects
+}
+
+impl Notifier {
+    /// Tells what is new, has grown, or is over. Nothing is configured: nobody is told.
+    pub(crate) async fn tell(&self, pool: &PgPool, facts: &Facts) -> anyhow::Result<()> {
+        if self.slack.is_none() && self.mail.is_none() {
+            return Ok(());
+        }
+        let mut tx = pool.begin().await?;
+        if !sqlx::query_scalar!(r#"SELECT pg_try_advisory_xact_lock($1) AS "locked!""#, LOCK).fetch_one(&mut *tx).await? {
+            return Ok(()); // another process tells
+        }
+        let news = news(&mut tx, &subjects(facts, &self.console_url)).await?;
+        if news.is_empty() {
+            return Ok(());
+        }
+        let text = format!("Counterfoil: {}\n{}", facts.verdict, news.join("\n"));
+        // Told first, then written down: a crash between the two tells twice, never not at all.
+        let told = self.send(&text).await;
+        if let Err(error) = told {
+            metrics::counter!("counterfoil_notifications_total", "outcome" => "failed").increment(1);
+            tracing::error!(error = format!("{error:#}"), "nobody could be told; it is tried again");
+            return Ok(());
+        }
+        metrics::counter!("counterfoil_notifications_total", "outcome" => "sent").increment(1);
+        tx.commit().await?;
+        Ok(())
+    }
+
+    async fn send(&self, text: &str) -> anyhow::Result<()> {
+        if let Some(url) = &self.slack {
+            let client = reqwest::Client::builder().timeout(DEADLINE).build()?;
+            let answer = client.post(url.clone()).json(&json!({ "text": text })).send().await.map_err(reqwest::Error::without_url).context("the webhook cannot be reached")?;
+            anyhow::ensure!(answer.status().is_success(), "the webhook answers {}", answer.status());
+        }
+        if let Some(mail) = &self.mail {
+            let subject = text.lines().next().unwrap_or("Counterfoil").to_owned();
+            let message = Message::builder().from(mail.from.clone()).to(mail.to.clone()).subject(subject).body(text.to_owned())?;
+            mail.transport.send(message).await.context("the mail was not taken")?;
+        }
+        Ok(())
+    }
+}
+
+/// What is to be told of these subjects, which are written down as told; and what is over.
+async fn news(tx: &mut PgTransaction<'_>, subjects: &[Subject]) -> sqlx::Result<Vec<String>> {
+    let mut news = Vec::new();
+    for subject in subjects {
+        let told = sqlx::query_scalar!(
+            "INSERT INTO notifications AS n (subject, text, count) VALUES ($1, $2, $3)
+             ON CONFLICT (subject) DO UPDATE SET told_at = now(), times = n.times + 1, text = excluded.text, count = excluded.count, over_at = NULL
+                WHERE n.over_at IS NOT NULL OR (excluded.count > n.count AND n.told_at < now() - interval '1 hour') OR n.told_at < now() - interval '1 day'
+             RETURNING subject",
+            subject.key,
+            subject.text,
+            subject.count,
+        );
+        if told.fetch_optional(&mut **tx).await?.is_some() {
+            news.push(format!("• {}", subject.text));
+        }
+    }
+    let keys: Vec<String> = subjects.iter().map(|subject| subject.key.clone()).collect();
+    let over = sqlx::query_scalar!("UPDATE notifications SET over_at = now() WHERE over_at IS NULL AND subject <> ALL ($1) RETURNING subject", &keys);
+    news.extend(over.fetch_all(&mut **tx).await?.into_iter().map(|subject| format!("• over: {subject}")));
+    Ok(news)
+}
