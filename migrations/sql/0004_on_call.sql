@@ -245,3 +245,23 @@ FROM ticket_standings s JOIN outbox e ON e.order_id = s.order_id AND e.exchange 
 JOIN processed_events p ON p.consumer = 'tickets' AND p.event_id = e.event_id AND p.state = 'done'
 WHERE EXISTS (SELECT FROM tickets t WHERE t.order_id = s.order_id);
 CREATE INDEX orders_by_paid_at ON orders USING brin (paid_at);
+
+-- Erasure ------------------------------------------------------------------------------------------------------------
+
+ALTER TABLE orders ADD COLUMN erased_at timestamptz;
+CREATE INDEX orders_erased ON orders (id) WHERE erased_at IS NOT NULL;
+ALTER TABLE webhook_events ADD COLUMN erased_at timestamptz;
+
+-- What was erased stays so, whoever sends or saves it again: a provider's copy, a shop's stale row.
+CREATE FUNCTION erased_orders_stay_so() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.customer_email := NULL; NEW.customer_name := NULL; NEW.customer_phone := NULL; NEW.customer_id := NULL; NEW.erased_at := OLD.erased_at;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER orders_erased_stay_so BEFORE UPDATE ON orders FOR EACH ROW WHEN (OLD.erased_at IS NOT NULL) EXECUTE FUNCTION erased_orders_stay_so();
+CREATE FUNCTION erased_events_stay_so() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.body := OLD.body; NEW.differing_body := NULL; NEW.differing := OLD.differing; NEW.erased_at := OLD.erased_at;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER webhook_events_erased_stay_so BEFORE UPDATE ON webhook_events FOR EACH ROW WHEN (OLD.erased_at IS NOT NULL) EXECUTE FUNCTION erased_events_stay_so();

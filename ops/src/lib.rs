@@ -6,8 +6,12 @@ mod attention;
 mod backfill;
 mod books;
 pub mod depths;
+pub mod doctor;
 mod draws;
+mod erase;
+pub mod events;
 pub mod facts;
+pub mod find;
 pub mod housekeep;
 mod letters;
 pub mod mask;
@@ -18,6 +22,7 @@ pub mod queues;
 mod reconcile;
 pub mod replays;
 mod status;
+pub mod timeline;
 mod trail;
 
 use std::io::Write;
@@ -71,6 +76,36 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     })
 }
 
+/// Prints the trail that `id` leads to; where it leads to several orders, a line for each.
+async fn show_trail(pool: &PgPool, id: &str, as_json: bool) -> anyhow::Result<()> {
+    let mut connection = pool.acquire().await?;
+    let orders = find::orders_of(&mut connection, id).await?;
+    if orders.is_empty() {
+        let waiting = counterfoil_settlement::waiting_for_order(&mut connection, id).await?;
+        let why = if waiting > 0 {
+            format!("no order has the reference {id:?} yet, and {waiting} events wait for one: see counterfoil attention")
+        } else {
+            format!("no payment, event, order, ticket, reservation or customer here has the id {id:?}. If the provider shows it as delivered, look for its event id: counterfoil events show <id>")
+        };
+        return Err(replays::nothing(why));
+    }
+    let mut several = Vec::new();
+    for order in &orders {
+        several.extend(trail(&mut connection, *order).await?);
+    }
+    match (several.as_slice(), as_json) {
+        ([one], true) => print(format_args!("{}\n", one.json()))?,
+        ([one], false) => print(format_args!("{one}"))?,
+        (_, true) => print(format_args!("{}\n", serde_json::json!({ "orders": several.iter().map(Trail::json).collect::<Vec<_>>() })))?,
+        (_, false) => {
+            for each in &several {
+                print(format_args!("{}  {}  {}\n", each.order.id, each.order.reference, each.words()))?;
+            }
+        }
+    }
+    Ok(())
+}
+
 async fn on_call(settings: Settings, command: OnCall) -> anyhow::Result<()> {
     let (url, actor, horizon_s) = (&settings.database_url, &settings.actor, settings.horizon_s);
     match command {
@@ -81,7 +116,12 @@ async fn on_call(settings: Settings, command: OnCall) -> anyhow::Result<()> {
         OnCall::Audit { since, person, object, json } => queues::audit(&pool(url, 1, true)?, since, person.as_deref(), object.as_deref(), json).await,
         OnCall::Status { watch, json } => status::run(&pool(url, 1, true)?, settings.broker().as_ref(), watch, json).await,
         OnCall::Providers { json } => status::show_providers(&pool(url, 1, true)?, json).await,
-        OnCall::Events(_) | OnCall::Doctor { .. } | OnCall::Erase { .. } => anyhow::bail!("not yet"),
+        OnCall::Events(command) => events::run(&pool(url, 2, false)?, actor, settings.mode, command).await,
+        OnCall::Erase { customer, reason, dry_run } => erase::run(&pool(url, 2, false)?, actor, &customer, &reason, dry_run).await,
+        OnCall::Doctor { check, json } => {
+            let (pool, broker) = (pool(url, 1, true)?, settings.broker());
+            doctor::run(&doctor::Patient { pool: &pool, broker: broker.as_ref(), horizon_s }, check.as_deref(), json).await
+        }
     }
 }
 
@@ -89,21 +129,7 @@ async fn run_command(settings: Settings) -> anyhow::Result<()> {
     let url = &settings.database_url;
     match settings.command.clone() {
         Command::OnCall(command) => on_call(settings, command).await,
-        Command::Trail { id, .. } => {
-            let pool = pool(url, 1, true)?;
-            let mut connection = pool.acquire().await?;
-            let trail = trail(&mut connection, &id).await?;
-            let waiting = counterfoil_settlement::waiting_for_order(&mut connection, &id).await?;
-            anyhow::ensure!(
-                trail.is_some() || waiting == 0,
-                "no order has the reference {id:?} yet, and {waiting} events wait for one: see counterfoil attention"
-            );
-            anyhow::ensure!(trail.is_some(), "no order has the id or reference {id:?}, and no payment of ours has this id");
-            if let Some(trail) = trail {
-                print(format_args!("{trail}"))?;
-            }
-            Ok(())
-        }
+        Command::Trail { id, json } => show_trail(&pool(url, 1, true)?, &id, json).await,
         Command::Attention { limit } => attention::list(&pool(url, 1, true)?, limit).await,
         Command::Draws(draws) => draws::run(&pool(url, 1, true)?, draws).await,
         Command::Ledger(ledger) => books::run(&pool(url, 1, true)?, ledger).await,

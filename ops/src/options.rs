@@ -251,6 +251,8 @@ pub struct Settings {
     pub apis: Apis,
     /// Tells humans.
     pub notifier: Notifier,
+    /// Which events may change orders, where it was said.
+    pub mode: Option<Mode>,
     /// What to do.
     pub command: Command,
 }
@@ -307,6 +309,7 @@ impl Configure for Options {
             horizon_s: i64::try_from(days?).ok()?.saturating_mul(86_400),
             apis,
             notifier,
+            mode: self.mode.as_deref().and_then(|_| self.mode(&mut Problems::default())),
             command: command?,
         })
     }

@@ -73,6 +73,13 @@ impl Stage {
         self.put(&format!("counterfoil.{consumer}"), &bodies).await;
     }
 
+    /// Takes a binding away.
+    pub async fn unbind(&self, queue: &str, topic: &str) {
+        let link = Link::connect(&self.amqp_url, "test").await.unwrap();
+        link.channel().await.unwrap().queue_unbind(queue.into(), "counterfoil.events".into(), topic.into(), FieldTable::default()).await.unwrap();
+        link.close().await;
+    }
+
     /// Deletes a queue with all that is in it.
     pub async fn delete_queue(&self, queue: &str) {
         let link = Link::connect(&self.amqp_url, "test").await.unwrap();

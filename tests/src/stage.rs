@@ -83,6 +83,14 @@ impl Stage {
         sqlx::query_scalar(query).fetch_one(&mut database).await.unwrap()
     }
 
+    /// How many rows of a table hold a text anywhere, bytes included.
+    pub async fn count_in(&self, table: &str, text: &str) -> i64 {
+        let mut database = PgConnection::connect(&self.database_url).await.unwrap();
+        let hex = text.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let query = format!("SELECT count(*) FROM {table} AS row WHERE row::text ILIKE '%{text}%' OR row::text ILIKE '%{hex}%'");
+        sqlx::query_scalar(AssertSqlSafe(query)).fetch_one(&mut database).await.unwrap()
+    }
+
     /// Runs statements.
     pub async fn execute(&self, statements: &str) {
         let mut database = PgConnection::connect(&self.database_url).await.unwrap();

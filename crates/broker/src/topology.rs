@@ -220,6 +220,26 @@ pub async fn verify(link: &Link, names: impl IntoIterator<Item = String>) -> any
     Ok(())
 }
 
+/// Queues that exist with other arguments than this release gives them, each with what the broker says. Declares nothing that is missing.
+///
+/// # Errors
+/// When the broker fails.
+pub async fn mismatched(link: &Link, rungs: &[Rung]) -> anyhow::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for (name, arguments) in CONSUMERS.iter().flat_map(|consumer| queues(consumer.name, rungs)) {
+        if verify(link, [name.clone()]).await.is_err() {
+            continue;
+        }
+        // It is there, so that declaring it changes nothing; other arguments close the channel.
+        let channel = link.channel().await?;
+        match within(&format!("declaring {name}"), channel.queue_declare(name.as_str().into(), QueueDeclareOptions::durable(), arguments)).await {
+            Ok(_) => drop(timeout(METHOD_DEADLINE, channel.close(200, "seen".into())).await),
+            Err((_, error)) => found.push(error.to_string()),
+        }
+    }
+    Ok(found)
+}
+
 /// The work queues of all consumers: what must exist before anything is published.
 pub fn work_queues() -> impl Iterator<Item = String> {
     CONSUMERS.iter().map(|consumer| work_queue(consumer.name))

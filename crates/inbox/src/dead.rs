@@ -445,17 +445,53 @@ pub async fn unfinished(connection: &mut PgConnection) -> sqlx::Result<Vec<Unfin
     .await
 }
 
-/// Which of these events died at a consumer.
+/// The dead letters of an order, or of an event.
 ///
 /// # Errors
 /// When the database fails.
-pub async fn of_events(connection: &mut PgConnection, event_ids: &[Uuid]) -> sqlx::Result<Vec<DeadLetter>> {
-    let mut letters = Vec::new();
-    let ids = sqlx::query_scalar!("SELECT id FROM dead_letters WHERE event_id = ANY ($1) ORDER BY id", event_ids).fetch_all(&mut *connection).await?;
-    for id in ids {
-        letters.extend(find(connection, id).await?);
-    }
-    Ok(letters)
+pub async fn of_order(connection: &mut PgConnection, order_id: Uuid) -> sqlx::Result<Vec<DeadLetter>> {
+    list(connection, &Filter { order: Some(order_id.to_string()), ..Filter::default() }, Order::Oldest, 0, 100).await
+}
+
+/// The order of a dead letter's event.
+///
+/// # Errors
+/// When the database fails.
+pub async fn order_of_event(connection: &mut PgConnection, event_id: Uuid) -> sqlx::Result<Option<Uuid>> {
+    let order = sqlx::query_scalar!("SELECT order_id FROM dead_letters WHERE event_id = $1 AND order_id IS NOT NULL LIMIT 1", event_id);
+    Ok(order.fetch_optional(connection).await?.flatten())
+}
+
+/// Erases the customer of these orders, whose addresses are `texts`, from dead letters; what can have no effect without an address is discarded.
+///
+/// # Errors
+/// When the database fails.
+pub async fn erase_dead(tx: &mut PgTransaction<'_>, orders: &[Uuid], texts: &[String]) -> sqlx::Result<u64> {
+    let texts: Vec<Vec<u8>> = texts.iter().map(|text| text.clone().into_bytes()).collect();
+    let nobody = json!({ "email": null, "name": null, "phone": null });
+    let events = sqlx::query!(
+        r#"UPDATE dead_letters SET body = convert_to((CASE WHEN convert_from(body, 'UTF8')::jsonb #> '{data,customer}' IS NULL THEN convert_from(body, 'UTF8')::jsonb
+            ELSE jsonb_set(convert_from(body, 'UTF8')::jsonb, '{data,customer}', $2) END)::text, 'UTF8'), erased_at = now()
+        WHERE order_id = ANY ($1) AND event_id IS NOT NULL AND erased_at IS NULL"#,
+        orders,
+        nobody,
+    );
+    let mut erased = events.execute(&mut **tx).await?.rows_affected();
+    let others = sqlx::query!(
+        "UPDATE dead_letters SET body = '', erased_at = now() WHERE event_id IS NULL AND erased_at IS NULL
+            AND EXISTS (SELECT FROM unnest($1::bytea[]) AS t (text) WHERE length(t.text) > 0 AND position(t.text IN body) > 0)",
+        &texts
+    );
+    erased += others.execute(&mut **tx).await?.rows_affected();
+    // A mail or a contact without an address cannot be made any more.
+    sqlx::query!(
+        "UPDATE dead_letters SET state = 'discarded', closed_at = now(), closed_by = 'erase', closed_reason = 'the customer was erased'
+         WHERE order_id = ANY ($1) AND consumer IN ('email', 'crm') AND state = 'open'",
+        orders
+    )
+    .execute(&mut **tx)
+    .await?;
+    Ok(erased)
 }
 
 /// Removes those that were closed long ago, at most `limit`. What is open stays.

@@ -163,6 +163,10 @@ pub struct Effect {
     pub external_ref: Option<String>,
     /// Why it has not happened.
     pub last_error: Option<String>,
+    /// When it was tried first, RFC 3339.
+    pub created_at: String,
+    /// Until when an attempt holds it, RFC 3339.
+    pub lease_until: Option<String>,
 }
 
 /// The effects of events.
@@ -172,8 +176,10 @@ pub struct Effect {
 pub async fn effects(connection: &mut PgConnection, event_ids: &[Uuid]) -> sqlx::Result<Vec<Effect>> {
     sqlx::query_as!(
         Effect,
-        r#"SELECT consumer, event_id, state, attempts, to_char(done_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS done_at, external_ref, last_error
-        FROM processed_events WHERE event_id = ANY ($1) ORDER BY done_at NULLS LAST, consumer"#,
+        r#"SELECT consumer, event_id, state, attempts, to_char(done_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS done_at, external_ref, last_error,
+            to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "created_at!",
+            to_char(CASE WHEN lease_until > now() THEN lease_until END AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS lease_until
+        FROM processed_events p WHERE event_id = ANY ($1) ORDER BY p.done_at NULLS LAST, consumer"#,
         event_ids,
     )
     .fetch_all(connection)
@@ -227,4 +233,36 @@ pub async fn work(connection: &mut PgConnection) -> sqlx::Result<Vec<Work>> {
     )
     .fetch_all(connection)
     .await
+}
+
+/// Which of these events are not done at a consumer that has begun with them.
+///
+/// # Errors
+/// When the database fails.
+pub async fn under_way(connection: &mut PgConnection, event_ids: &[Uuid]) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(
+        r#"SELECT count(*) AS "count!" FROM processed_events p WHERE event_id = ANY ($1) AND state <> 'done'
+            AND NOT EXISTS (SELECT FROM dead_letters d WHERE d.consumer = p.consumer AND d.event_id = p.event_id)"#,
+        event_ids
+    )
+    .fetch_one(connection)
+    .await
+}
+
+/// Takes these texts out of errors and out of what the other side calls an effect.
+///
+/// # Errors
+/// When the database fails.
+pub async fn erase_texts(tx: &mut PgTransaction<'_>, event_ids: &[Uuid], texts: &[String]) -> sqlx::Result<()> {
+    for text in texts {
+        sqlx::query!(
+            "UPDATE processed_events SET last_error = replace(last_error, $2, '(erased)'), external_ref = replace(external_ref, $2, '(erased)')
+             WHERE event_id = ANY ($1) AND (position($2 IN last_error) > 0 OR position($2 IN external_ref) > 0)",
+            event_ids,
+            text,
+        )
+        .execute(&mut **tx)
+        .await?;
+    }
+    Ok(())
 }

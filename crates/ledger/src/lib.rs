@@ -184,12 +184,24 @@ pub async fn post(tx: &mut PgTransaction<'_>, events: &[&Event]) -> sqlx::Result
 pub struct Booked {
     /// The event that it came from.
     pub source_event_id: Uuid,
+    /// That event's topic.
+    pub topic: String,
+    /// When it was booked, RFC 3339.
+    pub recorded_at: String,
     /// The account.
     pub account: String,
     /// Minor units; debits positive.
     pub amount_minor: i64,
     /// Their currency.
     pub currency: String,
+}
+
+/// The order whose entry came from an event.
+///
+/// # Errors
+/// When the database fails.
+pub async fn order_of_event(connection: &mut PgConnection, event_id: Uuid) -> sqlx::Result<Option<Uuid>> {
+    sqlx::query_scalar!("SELECT order_id FROM ledger_entries WHERE source_event_id = $1", event_id).fetch_optional(connection).await
 }
 
 /// The lines of an order, in order.
@@ -199,8 +211,8 @@ pub struct Booked {
 pub async fn of_order(connection: &mut PgConnection, order_id: Uuid) -> sqlx::Result<Vec<Booked>> {
     sqlx::query_as!(
         Booked,
-        "SELECT e.source_event_id, l.account, l.amount_minor, l.currency FROM ledger_entries e JOIN ledger_lines l ON l.entry_id = e.id
-         WHERE e.order_id = $1 ORDER BY e.id, l.amount_minor DESC",
+        r#"SELECT e.source_event_id, e.topic, to_char(e.recorded_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "recorded_at!", l.account, l.amount_minor, l.currency FROM ledger_entries e JOIN ledger_lines l ON l.entry_id = e.id
+         WHERE e.order_id = $1 ORDER BY e.id, l.amount_minor DESC"#,
         order_id
     )
     .fetch_all(connection)

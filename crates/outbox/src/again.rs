@@ -175,3 +175,20 @@ pub async fn release(connection: &mut PgConnection, id: i64) -> sqlx::Result<boo
     );
     Ok(done.execute(connection).await?.rows_affected() == 1)
 }
+
+/// Erases the customer of these orders from what was sent. Returns how many rows changed, and how many have not gone out yet.
+///
+/// # Errors
+/// When the database fails.
+pub async fn erase_payloads(tx: &mut PgTransaction<'_>, orders: &[Uuid]) -> sqlx::Result<(u64, i64)> {
+    let waiting = sqlx::query_scalar!(r#"SELECT count(*) AS "count!" FROM outbox WHERE order_id = ANY ($1) AND published_at IS NULL"#, orders);
+    let waiting = waiting.fetch_one(&mut **tx).await?;
+    let nobody = serde_json::json!({ "email": null, "name": null, "phone": null });
+    let done = sqlx::query!(
+        "UPDATE outbox SET payload = CASE WHEN payload ? 'customer' THEN jsonb_set(payload, '{customer}', $2) ELSE payload END, body = NULL
+         WHERE order_id = ANY ($1) AND (payload ? 'customer' OR body IS NOT NULL)",
+        orders,
+        nobody,
+    );
+    Ok((done.execute(&mut **tx).await?.rows_affected(), waiting))
+}

@@ -37,6 +37,8 @@ pub struct Dispute {
     pub currency: String,
     /// The provider's word for why.
     pub reason: Option<String>,
+    /// When it was first heard of, RFC 3339.
+    pub created_at: String,
 }
 
 /// Records what a provider says of a dispute. `false` when we knew as much.
@@ -92,7 +94,8 @@ pub(crate) async fn learn(tx: &mut PgTransaction<'_>, known: &Captured, news: &N
 pub async fn disputes_of(connection: &mut PgConnection, order: Uuid) -> sqlx::Result<Vec<Dispute>> {
     sqlx::query_as!(
         Dispute,
-        "SELECT provider, dispute_id, payment_id, status, amount_minor, currency, reason FROM disputes WHERE order_id = $1 ORDER BY created_at, dispute_id",
+        r#"SELECT provider, dispute_id, payment_id, status, amount_minor, currency, reason,
+            to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "created_at!" FROM disputes d WHERE order_id = $1 ORDER BY d.created_at, dispute_id"#,
         order,
     )
     .fetch_all(connection)

@@ -105,6 +105,22 @@ pub async fn take_deferred(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Resu
         .collect())
 }
 
+/// Takes one stored event, to be driven again whatever became of it, unless its news is settled. `None` when there is nothing to do again.
+///
+/// # Errors
+/// When the database fails.
+pub async fn take_event(tx: &mut PgTransaction<'_>, provider: Provider, account: &str, event_id: &str) -> sqlx::Result<Option<Deferred>> {
+    let row = sqlx::query!(
+        "UPDATE webhook_events SET outcome = 'deferred', waits_for = NULL WHERE provider = $1 AND account = $2 AND event_id = $3
+            AND outcome IN ('failed', 'unreadable', 'ignored', 'waiting', 'deferred') AND erased_at IS NULL RETURNING event_type, body",
+        provider.name(),
+        account,
+        event_id,
+    );
+    let row = row.fetch_optional(&mut **tx).await?;
+    Ok(row.map(|row| Deferred { provider, account: account.to_owned(), event_id: event_id.to_owned(), event_type: row.event_type, body: row.body }))
+}
+
 /// Settles a stored event again, as this release reads it. `false` when it could not be settled now.
 ///
 /// # Errors

@@ -74,6 +74,8 @@ pub struct Payment {
     pub amount_minor: Option<i64>,
     /// Their currency.
     pub currency: Option<String>,
+    /// When it was first heard of, RFC 3339.
+    pub created_at: String,
 }
 
 impl Payment {
@@ -141,7 +143,8 @@ pub async fn find_id(connection: &mut PgConnection, id: Uuid) -> sqlx::Result<Op
 pub async fn payments_of(connection: &mut PgConnection, order: Uuid) -> sqlx::Result<Vec<Payment>> {
     sqlx::query_as!(
         Payment,
-        "SELECT provider, account, payment_id, status, disposition, held_reason, amount_minor, currency FROM payments WHERE order_id = $1 ORDER BY created_at, payment_id",
+        r#"SELECT provider, account, payment_id, status, disposition, held_reason, amount_minor, currency,
+            to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "created_at!" FROM payments p WHERE order_id = $1 ORDER BY p.created_at, payment_id"#,
         order,
     )
     .fetch_all(connection)

@@ -4,7 +4,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 /// A stored webhook event, as the trail shows it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, serde::Serialize)]
 pub struct Seen {
     /// Who sent it.
     pub provider: String,
@@ -22,6 +22,61 @@ pub struct Seen {
     pub late_deliveries: i64,
     /// First arrival, RFC 3339.
     pub received_at: String,
+    /// When the provider made it, by its own word, RFC 3339.
+    pub made_at: Option<String>,
+}
+
+/// A stored webhook event as a person asks for it.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct StoredEvent {
+    /// Who sent it.
+    pub provider: String,
+    /// The account, or empty.
+    pub account: String,
+    /// Its id, by which copies are known.
+    pub event_id: String,
+    /// The id that the provider shows and does not sign.
+    pub provider_event_id: Option<String>,
+    /// The provider's name for what happened.
+    pub event_type: String,
+    /// How often it came.
+    pub deliveries: i64,
+    /// Copies whose body differed.
+    pub differing: i64,
+    /// What became of it.
+    pub outcome: String,
+    /// Why.
+    pub reason: Option<String>,
+    /// What it waits for.
+    pub waits_for: Option<String>,
+    /// Why settling it failed.
+    pub last_error: Option<String>,
+    /// The payment that it is about.
+    pub payment_id: Option<String>,
+    /// First arrival, RFC 3339.
+    pub received_at: String,
+    /// When it was settled, RFC 3339.
+    pub processed_at: Option<String>,
+    /// The bytes as they were signed.
+    #[serde(skip)]
+    pub body: Vec<u8>,
+}
+
+/// The stored events with this id, the signed or the unsigned one.
+///
+/// # Errors
+/// When the database fails.
+pub async fn stored_events(connection: &mut PgConnection, id: &str) -> sqlx::Result<Vec<StoredEvent>> {
+    sqlx::query_as!(
+        StoredEvent,
+        r#"SELECT provider, account, event_id, provider_event_id, event_type, deliveries, differing, outcome, reason, waits_for, last_error, payment_id,
+            to_char(received_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "received_at!",
+            to_char(processed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS processed_at, body
+        FROM webhook_events WHERE event_id = $1 OR provider_event_id = $1 ORDER BY received_at DESC LIMIT 10"#,
+        id,
+    )
+    .fetch_all(connection)
+    .await
 }
 
 /// How many events wait for an order of this name.
@@ -34,7 +89,7 @@ pub async fn waiting_for_order(connection: &mut PgConnection, name: &str) -> sql
         .await
 }
 
-/// The stored events whose body names the order or one of its payments. A search over recent events, for people.
+/// The stored events about one of the order's payments, and the recent ones whose body names the order. For people.
 ///
 /// # Errors
 /// When the database fails.
@@ -44,9 +99,10 @@ pub async fn deliveries_of_order(connection: &mut PgConnection, order_id: Uuid) 
         r#"WITH names AS (
             SELECT id::text AS name FROM orders WHERE id = $1 UNION SELECT reference FROM orders WHERE id = $1 UNION SELECT payment_id FROM payments WHERE order_id = $1)
         SELECT provider, event_type, event_id, deliveries, outcome, reason, late_deliveries,
-            to_char(received_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "received_at!"
-        FROM webhook_events w WHERE received_at > now() - interval '7 days'
-            AND EXISTS (SELECT FROM names WHERE position(convert_to(name, 'UTF8') IN w.body) > 0)
+            to_char(received_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "received_at!",
+            to_char(made_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS made_at
+        FROM webhook_events w WHERE (received_at > now() - interval '7 days' AND EXISTS (SELECT FROM names WHERE position(convert_to(name, 'UTF8') IN w.body) > 0))
+            OR (w.provider, w.payment_account, w.payment_id) IN (SELECT provider, account, payment_id FROM payments WHERE order_id = $1)
         ORDER BY w.received_at LIMIT 200"#,
         order_id,
     )

@@ -350,3 +350,20 @@ pub async fn tickets_of(connection: &mut PgConnection, order: Uuid) -> sqlx::Res
     .fetch_all(connection)
     .await
 }
+
+/// The orders that hold a place by this reservation, or a ticket of this number; in one draw alone, where `draw` names it.
+///
+/// # Errors
+/// When the database fails.
+pub async fn orders_of_place(connection: &mut PgConnection, reservation: Option<Uuid>, draw: Option<&str>, number: Option<i64>) -> sqlx::Result<Vec<Uuid>> {
+    sqlx::query_scalar!(
+        r#"SELECT order_id AS "order_id!" FROM reservations WHERE id = $1
+        UNION SELECT t.order_id FROM tickets t JOIN draws d ON d.id = t.draw_id
+            WHERE $3::bigint BETWEEN t.first_number AND t.last_number AND ($2::text IS NULL OR d.reference = $2 OR d.id::text = $2)"#,
+        reservation,
+        draw,
+        number,
+    )
+    .fetch_all(connection)
+    .await
+}

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use counterfoil_ledger::check::differences;
 use counterfoil_providers::{Apis, Mode};
 use counterfoil_settlement::housekeeping::{self, Deferred};
-use counterfoil_settlement::{Delivery, claim_due_reads, expire, plan_of, purge_tokens};
+use counterfoil_settlement::{Delivery, claim_due_reads, erase_again, expire, plan_of, purge_tokens};
 use counterfoil_tickets::release_due;
 use sqlx::PgPool;
 
@@ -146,6 +146,7 @@ impl Jobs {
         removed += counterfoil_inbox::dead::purge_dead(&mut connection, rhythm.outbox_s, BATCH * 5).await?;
         removed += counterfoil_inbox::replay::purge_replays(&mut connection, rhythm.outbox_s, BATCH * 5).await?;
         removed += counterfoil_inbox::lost::purge_lost(&mut connection, rhythm.processed_s, BATCH * 5).await?;
+        removed += erase_again(&mut connection, BATCH).await?;
         removed += purge_actions(&mut connection, rhythm.actions_s, BATCH * 5).await?;
         Ok(usize::try_from(removed)?)
     }

@@ -5,4 +5,5 @@ mod books;
 mod dead;
 mod draws;
 mod housekeep;
+mod oncall;
 mod reconcile;
