@@ -79,6 +79,7 @@ CREATE TABLE replays (
     state text NOT NULL DEFAULT 'planned' CONSTRAINT replays_state_known CHECK (state IN ('planned', 'running', 'done', 'stopped')),
     -- What was chosen, in words, and up to which dead letter.
     choice text NOT NULL,
+    filter jsonb NOT NULL,
     cut_off bigint NOT NULL,
     planned_by text NOT NULL,
     planned_at timestamptz NOT NULL DEFAULT now(),

@@ -5,6 +5,7 @@ pub mod advice;
 mod attention;
 mod backfill;
 mod books;
+pub mod console;
 pub mod depths;
 pub mod doctor;
 mod draws;
@@ -28,6 +29,7 @@ mod trail;
 use std::io::Write;
 use std::time::Duration;
 
+use clap::CommandFactory;
 use counterfoil_chassis::Process;
 use counterfoil_chassis::postgres::{self, PoolSettings};
 use counterfoil_chassis::process::Exit;
@@ -118,6 +120,10 @@ async fn on_call(settings: Settings, command: OnCall) -> anyhow::Result<()> {
         OnCall::Providers { json } => status::show_providers(&pool(url, 1, true)?, json).await,
         OnCall::Events(command) => events::run(&pool(url, 2, false)?, actor, settings.mode, command).await,
         OnCall::Erase { customer, reason, dry_run } => erase::run(&pool(url, 2, false)?, actor, &customer, &reason, dry_run).await,
+        OnCall::Link { id } => {
+            let base = settings.console_url.as_deref().unwrap_or("http://127.0.0.1:9700").trim_end_matches('/');
+            Ok(print(format_args!("{base}{}\n", console::place(&id)))?)
+        }
         OnCall::Doctor { check, json } => {
             let (pool, broker) = (pool(url, 1, true)?, settings.broker());
             doctor::run(&doctor::Patient { pool: &pool, broker: broker.as_ref(), horizon_s }, check.as_deref(), json).await
@@ -129,6 +135,11 @@ async fn run_command(settings: Settings) -> anyhow::Result<()> {
     let url = &settings.database_url;
     match settings.command.clone() {
         Command::OnCall(command) => on_call(settings, command).await,
+        Command::Completions(shell) => {
+            clap_complete::generate(shell, &mut Options::command(), "counterfoil", &mut std::io::stdout());
+            Ok(())
+        }
+        Command::Man => Ok(clap_mangen::Man::new(Options::command()).render(&mut std::io::stdout())?),
         Command::Trail { id, json } => show_trail(&pool(url, 1, true)?, &id, json).await,
         Command::Attention { limit } => attention::list(&pool(url, 1, true)?, limit).await,
         Command::Draws(draws) => draws::run(&pool(url, 1, true)?, draws).await,
@@ -139,7 +150,7 @@ async fn run_command(settings: Settings) -> anyhow::Result<()> {
         Command::Backfill { mode, provider, since, settled_before, from, dry_run } => {
             backfill::run(&pool(url, 2, false)?, backfill::Asked { mode, provider, since, settled_before, from, dry_run }).await
         }
-        Command::Housekeep(..) => anyhow::bail!("housekeep runs until told to stop"),
+        Command::Housekeep(..) | Command::Console(_) => anyhow::bail!("this command runs until told to stop"),
     }
 }
 
@@ -153,7 +164,11 @@ pub async fn stay(settings: Settings, process: Process) -> anyhow::Result<()> {
             let means = housekeep::Means { broker: settings.broker(), apis: settings.apis, notifier: settings.notifier };
             Box::pin(housekeep::run(pool(&settings.database_url, HOUSEKEEP_CONNECTIONS, false)?, means, mode, rhythm, process)).await
         }
-        Command::OnCall(_) | Command::Trail { .. } | Command::Attention { .. } | Command::Ledger(_) | Command::Draws(_) | Command::Reconcile { .. } | Command::Backfill { .. } => {
+        Command::Console(console) => {
+            let broker = settings.broker();
+            Box::pin(console::run(pool(&settings.database_url, console::CONNECTIONS, false)?, broker, console, settings.horizon_s, process)).await
+        }
+        Command::Completions(_) | Command::Man | Command::OnCall(_) | Command::Trail { .. } | Command::Attention { .. } | Command::Ledger(_) | Command::Draws(_) | Command::Reconcile { .. } | Command::Backfill { .. } => {
             anyhow::bail!("this command ends by itself")
         }
     }

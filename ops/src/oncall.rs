@@ -65,6 +65,11 @@ pub enum OnCall {
         #[arg(long)]
         json: bool,
     },
+    /// Print the console's address of something, such as d_91, r_12, or anything that has a trail.
+    Link {
+        /// What.
+        id: String,
+    },
     /// Remove a customer's personal data from orders, stored bodies, payloads, dead letters and answers. Amounts, ids and books stay.
     Erase {
         /// The customer: an e-mail address, or the shop's customer id.
@@ -159,6 +164,7 @@ fn rate(text: &str) -> Result<f64, String> {
 pub enum DeadLetters {
     /// List them, or with --group how many there are of each kind.
     List {
+        /// Which.
         #[command(flatten)]
         filter: FilterOptions,
         /// Count by consumer and kind of error instead.
@@ -220,6 +226,7 @@ pub struct ReplayOptions {
     /// One dead letter, by number: it is replayed at once.
     #[arg(value_parser = number)]
     pub id: Option<i64>,
+    /// Which, for a plan.
     #[command(flatten)]
     pub filter: FilterOptions,
     /// Run this plan, such as p_7. Twice is once.

@@ -9,16 +9,36 @@ use counterfoil_payments::{OrderKey, Provider};
 use counterfoil_providers::{ApiOptions, Apis, Mode};
 
 use crate::actions::{Actor, Role};
+use crate::console::{ConsoleOptions, ConsoleSettings};
 use crate::draws::Signer;
 use crate::facts::BrokerAt;
 use crate::housekeep::{Rhythm, RhythmOptions};
 use crate::notify::{Notifier, NotifyOptions};
 use crate::oncall::OnCall;
 
+/// Below --help.
+const EXAMPLES: &str = "\
+Examples:
+  counterfoil status                                   is money moving, and what needs me?
+  counterfoil trail pi_3Px…                            what happened to this payment
+  counterfoil dead-letters list --group                what died, by kind
+  counterfoil dead-letters replay d_91 --reason \"token rotated\"
+  counterfoil dead-letters replay --consumer crm --kind http_404        a plan; changes nothing
+  counterfoil dead-letters replay --plan p_7 --reason \"…\" --rate 10/s
+  counterfoil consumer pause crm --for 30m --reason \"the CRM migrates\"
+  counterfoil doctor                                   what is wrong, and the fix
+
+Exit codes:
+  0 done, or all is well      1 failed, some came back, or a person is needed
+  3 nothing matched           4 refused: a verdict, a role, a missing reason or confirmation
+  5 the database is away      64 the options or the configuration cannot work
+
+Nothing ever asks: what is missing is named. Times are UTC. With --json the fields are stable: names are added, never changed.";
+
 /// The on-call's and operator's tool. Looking never changes anything; what changes something says what it would, with
 /// --dry-run.
 #[derive(Debug, clap::Parser)]
-#[command(name = "counterfoil", version)]
+#[command(name = "counterfoil", version, after_help = EXAMPLES)]
 pub struct Options {
     /// PostgreSQL, as postgres://user:password@host:port/database. Also _FILE.
     #[arg(long, env = "COUNTERFOIL_DATABASE_URL", hide_env_values = true)]
@@ -41,6 +61,9 @@ pub struct Options {
     /// Days that consumers' dedupe rows are kept: a dead letter that is older is not safe to replay.
     #[arg(long, env = "COUNTERFOIL_RETENTION_PROCESSED_DAYS", default_value = "120")]
     horizon_days: String,
+    /// console: who may sign in, name:role:token,… with roles viewer, operator and admin. Also _FILE.
+    #[arg(long, env = "COUNTERFOIL_CONSOLE_TOKENS", hide_env_values = true)]
+    console_tokens: Option<String>,
     #[command(flatten)]
     notify: NotifyOptions,
     #[command(flatten)]
@@ -62,6 +85,15 @@ enum CommandOptions {
         #[arg(long)]
         json: bool,
     },
+    /// Print completions for a shell, to be sourced.
+    Completions {
+        /// Which.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, in roff.
+    Man,
+    /// Serve the on-call's page until told to stop. Its address is loopback unless told otherwise; put TLS in front of it.
+    Console(ConsoleOptions),
     #[command(flatten)]
     OnCall(OnCall),
     /// List what waits for a person: money without a place, events without an order, refunds and keys that hang, disputes.
@@ -170,6 +202,12 @@ pub enum Command {
         /// As JSON.
         json: bool,
     },
+    /// Completions for a shell.
+    Completions(clap_complete::Shell),
+    /// The manual page.
+    Man,
+    /// The on-call's page.
+    Console(ConsoleSettings),
     /// What on-call asks for.
     OnCall(OnCall),
     /// List what waits for a person.
@@ -251,6 +289,8 @@ pub struct Settings {
     pub apis: Apis,
     /// Tells humans.
     pub notifier: Notifier,
+    /// The console's public address, where it is known.
+    pub console_url: Option<String>,
     /// Which events may change orders, where it was said.
     pub mode: Option<Mode>,
     /// What to do.
@@ -267,7 +307,7 @@ impl Settings {
     /// Whether the command runs until told to stop.
     #[must_use]
     pub fn long_running(&self) -> bool {
-        matches!(self.command, Command::Housekeep(..))
+        matches!(self.command, Command::Housekeep(..) | Command::Console(_))
     }
 }
 
@@ -295,7 +335,8 @@ impl Configure for Options {
     }
 
     fn check(&self, problems: &mut Problems) -> Option<Settings> {
-        let database_url = problems.required("COUNTERFOIL_DATABASE_URL", self.database_url.as_ref());
+        let alone = matches!(self.command, CommandOptions::Completions { .. } | CommandOptions::Man);
+        let database_url = if alone { Some(String::new()) } else { problems.required("COUNTERFOIL_DATABASE_URL", self.database_url.as_ref()) };
         let apis = self.apis.apis(|variable, why| problems.note(variable, why));
         let command = self.command(problems);
         let notifier = self.notify.check(problems);
@@ -309,6 +350,7 @@ impl Configure for Options {
             horizon_s: i64::try_from(days?).ok()?.saturating_mul(86_400),
             apis,
             notifier,
+            console_url: self.notify.console_url.clone(),
             mode: self.mode.as_deref().and_then(|_| self.mode(&mut Problems::default())),
             command: command?,
         })
@@ -328,6 +370,14 @@ impl Options {
         Some(match self.command.clone() {
             CommandOptions::Trail { id, json } => Command::Trail { id, json },
             CommandOptions::OnCall(command) => Command::OnCall(command),
+            CommandOptions::Completions { shell } => Command::Completions(shell),
+            CommandOptions::Man => Command::Man,
+            CommandOptions::Console(options) => {
+                let mode = self.mode(problems)?;
+                let shared = self.database_url.as_deref().unwrap_or_default();
+                let mode = if mode == Mode::Live { "live" } else { "test" };
+                Command::Console(options.check(problems, self.console_tokens.as_ref(), shared, self.notify.console_url.as_ref(), mode)?)
+            }
             CommandOptions::Attention { limit } => Command::Attention { limit },
             CommandOptions::Housekeep(rhythm) => {
                 let (mode, rhythm) = (self.mode(problems), rhythm.check(problems));

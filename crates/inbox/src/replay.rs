@@ -86,9 +86,10 @@ pub async fn plan(tx: &mut PgTransaction<'_>, filter: &Filter, ids: Option<&[i64
     let filter = Filter { state: Some("open".into()), ..filter.clone() };
     let choice = ids.map_or_else(|| filter.words(), |ids| format!("{} chosen one by one", ids.len()));
     let id = sqlx::query_scalar!(
-        "INSERT INTO replays (choice, cut_off, planned_by) SELECT $1, COALESCE(max(id), 0), $2 FROM dead_letters RETURNING id",
+        "INSERT INTO replays (choice, filter, cut_off, planned_by) SELECT $1, $3, COALESCE(max(id), 0), $2 FROM dead_letters RETURNING id",
         choice,
-        by
+        by,
+        if ids.is_some() { serde_json::json!({ "id": "0" }) } else { filter.json() },
     );
     let id = id.fetch_one(&mut **tx).await?;
     sqlx::query!(
@@ -165,19 +166,18 @@ pub async fn replays(connection: &mut PgConnection, id: Option<i64>, limit: i64)
     .await
 }
 
-/// How many open ones match a plan's choice that died after it was frozen.
+/// How many open ones match a plan's choice that died after it was frozen; and that choice, where it was not made one by one.
 ///
 /// # Errors
 /// When the database fails.
-pub async fn newer_than_plan(connection: &mut PgConnection, replay: i64, filter: &Filter) -> sqlx::Result<i64> {
-    let filter = Filter { state: Some("open".into()), ..filter.clone() };
-    sqlx::query_scalar!(
-        r#"SELECT count(*) AS "count!" FROM dead_letters_matching($2) WHERE id > (SELECT cut_off FROM replays WHERE id = $1)"#,
+pub async fn newer_than_plan(connection: &mut PgConnection, replay: i64) -> sqlx::Result<(i64, Option<Filter>)> {
+    let row = sqlx::query!(
+        r#"SELECT (SELECT count(*) FROM dead_letters_matching(r.filter) m WHERE m.id > r.cut_off) AS "count!", r.filter FROM replays r WHERE r.id = $1"#,
         replay,
-        filter.json()
-    )
-    .fetch_one(connection)
-    .await
+    );
+    let Some(row) = row.fetch_optional(connection).await? else { return Ok((0, None)) };
+    let filter = serde_json::from_value::<Filter>(row.filter).ok().filter(|filter| filter.id.is_none());
+    Ok((row.count, filter))
 }
 
 /// One dead letter of a run.
