@@ -43,7 +43,7 @@ impl Trail {
     pub fn entries(&self) -> Vec<Entry> {
         let mut entries = vec![entry(read(&self.order.created_at), "order", format!("made: {}", money(Some(self.order.amount_minor), Some(&self.order.currency))), self.order.id.to_string())];
         if let Some(at) = self.order.paid_at.as_deref() {
-            entries.push(entry(read(at), "order", format!("paid; now {} (version {})", self.order.status, self.order.version), &self.order.reference));
+            entries.push(entry(read(at), "order", if self.order.status == "paid" { format!("paid (version {})", self.order.version) } else { format!("paid; now {} (version {})", self.order.status, self.order.version) }, &self.order.reference));
         }
         self.deliveries(&mut entries);
         self.money(&mut entries);
@@ -151,7 +151,7 @@ impl Trail {
     pub fn words(&self) -> String {
         let order = &self.order;
         let amount = money(Some(order.amount_minor), Some(&order.currency));
-        let mut said = vec![order.paid_at.as_deref().and_then(read).map_or_else(|| format!("{amount}, {}.", order.status), |at| format!("Paid {amount} at {}; {}.", crate::instant(at), order.status))];
+        let mut said = vec![order.paid_at.as_deref().and_then(read).map_or_else(|| format!("{amount}, {}.", order.status), |at| format!("Paid {amount} at {}{}.", crate::instant(at), if order.status == "paid" { String::new() } else { format!("; now {}", order.status) }))];
         if let Some(receipt) = self.receipts.iter().find(|receipt| receipt.kind == "receipt") {
             said.push(format!("Receipt sent {}.", read(&receipt.sent_at).map(crate::instant).unwrap_or_default()));
         }

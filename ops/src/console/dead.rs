@@ -11,7 +11,7 @@ use serde::Deserialize;
 use sqlx::PgConnection;
 
 use super::fields::Fields;
-use super::page::{Frame, Reader, action, ago, badge, guard, hidden, instant, path_part, trail_link};
+use super::page::{Frame, Reader, action, ago, badge, guard, hidden, instant, path_part, trail_link, trail_link_short};
 use super::{Console, Reply, Trouble, audit, shown};
 use crate::actions::{Role, actions};
 use crate::letters::{amounts, money, state_words};
@@ -200,7 +200,7 @@ fn row_table(reader: &Reader, asked: &Asked, filter: &Filter, letters: &[DeadLet
                         td { (letter.consumer) }
                         td { (letter.kind) div.dim { (letter.error) } }
                         td { (state_badge(letter)) }
-                        td { @if let Some(order) = letter.order_id { (trail_link(&order.to_string())) } @else { "-" } }
+                        td { @if let Some(order) = letter.order_id { (trail_link_short(&order.to_string())) } @else { "-" } }
                         td.n { (money(letter.amount_minor, letter.currency.as_deref())) }
                         td.n { (letter.attempts) }
                         td { @if let Some(judged) = verdict { (judged.verdict.words(&judged.detail)) } }
@@ -301,7 +301,7 @@ async fn one(console: &Console, reader: &Reader, id: i64, back: &str, revealed: 
                 }
             }
         }
-        section { h2 { "Headers" } dl.facts { @for (name, value) in headers.as_object().into_iter().flatten() { div { dt { (name) } dd { (value.as_str().unwrap_or_default()) } } } } }
+        section { h2 { "Headers" } @if headers.as_object().is_none_or(serde_json::Map::is_empty) { p.empty { "None." } } dl.facts { @for (name, value) in headers.as_object().into_iter().flatten() { div { dt { (name) } dd { (value.as_str().unwrap_or_default()) } } } } }
         section { h2 { "Audit of this one" } (audit::table(&history)) }
     };
     let mut frame = Frame::of("Dead letter", "/dead");

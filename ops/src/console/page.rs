@@ -135,6 +135,12 @@ pub(super) fn trail_link(id: &str) -> Markup {
     html! { a.id href={ "/trail/" (path_part(id)) } { (id) } }
 }
 
+/// The same, short enough for a column; the whole id is behind it.
+pub(super) fn trail_link_short(id: &str) -> Markup {
+    let short: String = id.chars().take(8).collect();
+    html! { a.id href={ "/trail/" (path_part(id)) } title=(id) { (short) "…" } }
+}
+
 /// Text as one part of a path.
 pub(super) fn path_part(text: &str) -> String {
     url::form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>().replace('+', "%20")

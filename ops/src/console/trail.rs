@@ -61,7 +61,7 @@ fn timeline(trail: &Trail) -> Markup {
                         td.n { (gap.filter(|gap| *gap >= 0.001).map(|gap| if gap < 1.0 { format!("+{:.0} ms", gap * 1000.0) } else { format!("+{}", crate::status::seconds(gap)) }).unwrap_or_default()) }
                         td { span class={ "lane lane-" (entry.lane) } { (entry.lane) } }
                         td { @if entry.missing { (badge("bad", "missing")) " " } (what(&entry.what)) }
-                        td { @if !entry.id.is_empty() { a.id href={ "/trail/" (path_part(&entry.id)) } { (entry.id) } } }
+                        td { @if entry.lane == "mail" { span.id { (entry.id) } } @else if !entry.id.is_empty() { a.id href={ "/trail/" (path_part(&entry.id)) } { (entry.id) } } }
                     }
                     @let _ = entry.at.inspect(|at| before = Some(*at));
                 }
