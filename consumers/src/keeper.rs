@@ -13,8 +13,8 @@ use counterfoil_broker::link::METHOD_DEADLINE;
 use counterfoil_broker::publish::{number_header, text_header};
 use counterfoil_broker::topology::{CONSUMERS, dead_queue};
 use counterfoil_broker::{Link, Pace, supervise, topology};
-use counterfoil_chassis::postgres::{ran, within};
 use counterfoil_chassis::Process;
+use counterfoil_chassis::postgres::{ran, within};
 use counterfoil_inbox::dead::{Died, keep};
 use counterfoil_payments::Event;
 use futures_util::stream::select_all;
@@ -61,7 +61,9 @@ async fn take(link: &Link, pool: &PgPool, process: &Process) -> anyhow::Result<(
         let queue = dead_queue(consumer.name);
         let consumed = channel.basic_consume(queue.as_str().into(), "".into(), BasicConsumeOptions::default(), FieldTable::default());
         let stream = timeout(METHOD_DEADLINE, consumed).await.context("no answer to basic.consume")?.with_context(|| format!("cannot consume from {queue}"))?;
-        queues.push(stream.map(|delivery| (consumer.name, delivery)));
+        // A queue that is deleted ends its stream: then everything is begun anew, since `select_all` would go on with the others.
+        let end = futures_util::stream::once(std::future::ready((consumer.name, None)));
+        queues.push(stream.map(|delivery| (consumer.name, Some(delivery))).chain(end));
     }
     let mut arriving = select_all(queues);
     process.readiness.holds("broker");
@@ -79,10 +81,14 @@ async fn take(link: &Link, pool: &PgPool, process: &Process) -> anyhow::Result<(
                 continue;
             }
         };
-        let mut batch = vec![(first.0, first.1.context("the channel was closed")?)];
-        while batch.len() < usize::from(BATCH) {
-            let Some(Some((consumer, Ok(delivery)))) = arriving.next().now_or_never() else { break };
-            batch.push((consumer, delivery));
+        let mut next = Some(first);
+        let mut batch = Vec::new();
+        while let Some((consumer, taken)) = next.take() {
+            let taken = taken.with_context(|| format!("the broker ended the keeper's consumer of {}: its queue was deleted", dead_queue(consumer)))?;
+            batch.push((consumer, taken.context("the channel was closed")?));
+            if batch.len() < usize::from(BATCH) {
+                next = arriving.next().now_or_never().flatten();
+            }
         }
         keep_batch(pool, batch).await?;
     }
@@ -91,23 +97,51 @@ async fn take(link: &Link, pool: &PgPool, process: &Process) -> anyhow::Result<(
 
 async fn keep_batch(pool: &PgPool, batch: Vec<(&'static str, Delivery)>) -> anyhow::Result<()> {
     let died: Vec<Died> = batch.iter().map(|(consumer, delivery)| read(consumer, delivery)).collect();
-    let kept = within(pool, DEADLINE, async |connection: &mut PgConnection| {
-        let mut tx = connection.begin().await?;
+    if let Err(error) = keep_all(pool, &died).await {
+        // One of them may be to blame: each by itself, and it with nothing but its bytes.
+        tracing::warn!(%error, "dead letters cannot be kept together; they are kept one by one");
         for letter in &died {
-            if keep(&mut tx, letter).await? {
-                tracing::warn!(consumer = letter.consumer, kind = letter.kind, error = letter.error, event_id = letter.event_id.map(tracing::field::display), "dead letter kept");
+            if keep_all(pool, std::slice::from_ref(letter)).await.is_err() {
+                let bare = Died {
+                    topic: None,
+                    order_id: None,
+                    version: None,
+                    amount_minor: None,
+                    currency: None,
+                    headers: Value::Object(Map::new()),
+                    error: "it could not be kept whole".into(),
+                    ..letter.clone()
+                };
+                keep_all(pool, &[bare]).await.context("dead letters cannot be kept; their queues hold them")?;
             }
         }
-        counterfoil_chassis::fault::point("keeper.before_commit");
-        tx.commit().await
-    });
-    kept.await.context("dead letters cannot be kept; their queues hold them")?;
+    }
     counterfoil_chassis::fault::point("keeper.before_ack");
     for (consumer, delivery) in batch {
         metrics::counter!("counterfoil_keeper_messages_total", "consumer" => consumer).increment(1);
         anyhow::ensure!(ack(delivery, false).await, "an ack came too late");
     }
     Ok(())
+}
+
+async fn keep_all(pool: &PgPool, died: &[Died]) -> sqlx::Result<()> {
+    within(pool, DEADLINE, async |connection: &mut PgConnection| {
+        let mut tx = connection.begin().await?;
+        for letter in died {
+            if keep(&mut tx, letter).await? {
+                tracing::warn!(
+                    consumer = letter.consumer,
+                    kind = letter.kind,
+                    error = letter.error,
+                    event_id = letter.event_id.map(tracing::field::display),
+                    "dead letter kept"
+                );
+            }
+        }
+        counterfoil_chassis::fault::point("keeper.before_commit");
+        tx.commit().await
+    })
+    .await
 }
 
 /// What a message from a terminal queue says of its death.
@@ -120,7 +154,10 @@ fn read(consumer: &str, delivery: &Delivery) -> Died {
     let stakes: Stakes = serde_json::from_slice(&delivery.data).unwrap_or_default();
     let by_broker = broker_death(headers);
     let why = text("x-counterfoil-reason").filter(|_| by_broker.is_none());
-    let error = why.unwrap_or_else(|| by_broker.map_or_else(|| "not known".to_owned(), |(reason, _)| format!("the broker gave it up ({reason}): its consumer ended each time it had it in hand")));
+    let error = why.unwrap_or_else(|| {
+        by_broker
+            .map_or_else(|| "not known".to_owned(), |(reason, _)| format!("the broker gave it up ({reason}): its consumer ended each time it had it in hand"))
+    });
     let event_id = event.as_ref().map(|event| event.id);
     let kind = match (&event, by_broker) {
         (None, _) => "not_an_event".to_owned(),
@@ -175,8 +212,9 @@ struct StakesMoney {
 impl Stakes {
     fn minor(&self) -> Option<(i64, String)> {
         let data = &self.data;
-        let own = data.amount_minor.zip(data.currency.clone());
-        let money = |money: &Option<StakesMoney>| money.as_ref().and_then(|money| money.amount_minor.zip(money.currency.clone()));
+        let code = |currency: &Option<String>| currency.clone().filter(|code| code.len() == 3 && code.bytes().all(|byte| byte.is_ascii_uppercase()));
+        let own = data.amount_minor.zip(code(&data.currency));
+        let money = |money: &Option<StakesMoney>| money.as_ref().and_then(|money| money.amount_minor.zip(code(&money.currency)));
         own.or_else(|| money(&data.refund)).or_else(|| money(&data.dispute)).or_else(|| money(&data.payment))
     }
 }
@@ -241,5 +279,6 @@ mod tests {
         assert_eq!(minor(r#"{"data":{"amount_minor":5,"currency":"EUR","payment":{"amount_minor":9,"currency":"USD"}}}"#), Some((5, "EUR".into())));
         assert_eq!(minor(r#"{"data":{"refund":{"amount_minor":7,"currency":"INR"},"payment":{"provider":"stripe"}}}"#), Some((7, "INR".into())));
         assert_eq!(minor("not JSON"), None);
+        assert_eq!(minor(r#"{"data":{"amount_minor":5,"currency":"\u0000"}}"#), None);
     }
 }

@@ -26,8 +26,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use counterfoil_chassis::{Process, replica};
 use counterfoil_chassis::postgres::{self, PoolSettings};
+use counterfoil_chassis::{Process, replica};
 use counterfoil_payments::Provider;
 use serde_json::{Value, json};
 use sqlx::PgPool;

@@ -183,6 +183,14 @@ CREATE INDEX processed_events_unfinished ON processed_events (updated_at) WHERE 
 -- For whoever searches by the id that a provider shows and does not sign.
 CREATE INDEX webhook_events_by_provider_event_id ON webhook_events (provider_event_id) WHERE provider_event_id IS NOT NULL;
 
+CREATE INDEX webhook_events_failed ON webhook_events (received_at) WHERE outcome = 'failed';
+-- By ids alone, where accounts stand in front of them in the keys: few rows have one.
+CREATE INDEX webhook_events_of_accounts ON webhook_events (event_id) WHERE account <> '';
+CREATE INDEX payments_of_accounts ON payments (payment_id) WHERE account <> '';
+CREATE INDEX refunds_of_accounts ON refunds (provider_refund_id) WHERE account <> '';
+CREATE INDEX disputes_of_accounts ON disputes (dispute_id) WHERE account <> '';
+CREATE INDEX orders_by_session ON orders (session_id) WHERE session_id IS NOT NULL;
+
 -- People -------------------------------------------------------------------------------------------------------------
 
 -- Who did what, to how many, why, from where, and what came of it. Refused attempts, too.

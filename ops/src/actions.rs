@@ -33,7 +33,10 @@ impl Role {
 impl std::str::FromStr for Role {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        [Self::Viewer, Self::Operator, Self::Admin].into_iter().find(|role| role.name() == text).ok_or_else(|| format!("{text:?} is no role: viewer, operator or admin"))
+        [Self::Viewer, Self::Operator, Self::Admin]
+            .into_iter()
+            .find(|role| role.name() == text)
+            .ok_or_else(|| format!("{text:?} is no role: viewer, operator or admin"))
     }
 }
 

@@ -25,6 +25,8 @@ pub struct Standing {
     pub database: f64,
     /// Messages that wait on retry rungs.
     pub on_rungs: i64,
+    /// Why a process of it says that it cannot work now.
+    pub trouble: Option<String>,
 }
 
 /// What an operator should do about a stage.
@@ -47,6 +49,10 @@ pub enum Advice {
     Paused(String),
     /// What waits has failed, and is due to be tried again.
     Retrying,
+    /// A process cannot work, and says why.
+    Trouble(String),
+    /// Behind, and not for want of replicas.
+    NotBusy,
     /// Fewer would do.
     Fewer,
     /// No process runs.
@@ -85,6 +91,9 @@ impl Advice {
         if !behind {
             return if standing.replicas > 1 && standing.busy < IDLE { Self::Fewer } else { Self::KeepingUp };
         }
+        if let Some(why) = &standing.trouble {
+            return Self::Trouble(why.clone());
+        }
         if standing.busy < BUSY && standing.on_rungs >= standing.waiting {
             return Self::Retrying;
         }
@@ -96,7 +105,7 @@ impl Advice {
         if standing.broker > 0.9 && standing.replicas > 2 {
             return Self::BrokerIsTheLimit;
         }
-        if standing.busy >= BUSY { Self::OneMore } else { Self::KeepingUp }
+        if standing.busy >= BUSY { Self::OneMore } else { Self::NotBusy }
     }
 
     /// In words.
@@ -111,6 +120,8 @@ impl Advice {
             Self::OtherSideIsDown(why) => format!("Behind, the other side is down: {why}"),
             Self::Paused(until) => format!("Paused by a person until {until}"),
             Self::Retrying => "Behind, what waits has failed and is due to be tried again".into(),
+            Self::Trouble(why) => format!("Behind, and a process of it says: {why}"),
+            Self::NotBusy => "Behind, and not busy: another replica would not help; see counterfoil doctor".into(),
             Self::Fewer => "More replicas than needed".into(),
             Self::NoneRuns => "No process runs: start one".into(),
         }
@@ -119,7 +130,7 @@ impl Advice {
     /// Whether a person is needed.
     #[must_use]
     pub fn needs_a_person(&self) -> bool {
-        matches!(self, Self::NoneRuns | Self::OtherSideIsDown(_))
+        matches!(self, Self::NoneRuns | Self::OtherSideIsDown(_) | Self::Trouble(_))
     }
 }
 
@@ -135,7 +146,8 @@ mod tests {
     fn another_replica_is_advised_only_where_the_replicas_are_the_limit() {
         assert_eq!(Advice::on(&standing()), Advice::OneMore);
         assert_eq!(Advice::on(&Standing { oldest_s: 0.4, ..standing() }), Advice::KeepingUp);
-        assert_eq!(Advice::on(&Standing { busy: 0.3, ..standing() }), Advice::KeepingUp, "an idle replica is not helped by another");
+        assert_eq!(Advice::on(&Standing { trouble: Some("blocked".into()), ..standing() }), Advice::Trouble("blocked".into()));
+        assert_eq!(Advice::on(&Standing { busy: 0.3, ..standing() }), Advice::NotBusy, "an idle replica is not helped by another");
         assert_eq!(Advice::on(&Standing { database: 0.95, ..standing() }), Advice::DatabaseIsTheLimit);
         assert_eq!(Advice::on(&Standing { replicas: 4, broker: 0.95, ..standing() }), Advice::BrokerIsTheLimit);
         assert_eq!(Advice::on(&Standing { busy: 0.1, on_rungs: 500, ..standing() }), Advice::Retrying);

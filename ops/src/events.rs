@@ -17,7 +17,9 @@ use crate::replays::{may, nothing, refused};
 
 pub(crate) async fn run(pool: &PgPool, actor: &Actor, mode: Option<Mode>, command: EventsOptions) -> anyhow::Result<()> {
     match command {
-        EventsOptions::Show { id, payload, reveal, reason, json } => show(pool, actor, &id, payload.then_some(()).is_some(), reveal.then_some(reason), json).await,
+        EventsOptions::Show { id, payload, reveal, reason, json } => {
+            show(pool, actor, &id, payload.then_some(()).is_some(), reveal.then_some(reason), json).await
+        }
         EventsOptions::Reprocess { id, reason } => {
             let mode = mode.ok_or_else(|| refused("COUNTERFOIL_MODE must be live or test: it decides which events may change orders"))?;
             let outcome = reprocess(pool, actor, mode, &id, &reason).await?;
@@ -28,7 +30,12 @@ pub(crate) async fn run(pool: &PgPool, actor: &Actor, mode: Option<Mode>, comman
 
 async fn find(pool: &PgPool, id: &str) -> anyhow::Result<Vec<StoredEvent>> {
     let found = stored_events(&mut *pool.acquire().await?, id).await?;
-    anyhow::ensure!(!found.is_empty(), nothing(format!("no delivery of {id:?} is stored. If the provider shows it as delivered, look for its event id, and whether it went to another endpoint")));
+    anyhow::ensure!(
+        !found.is_empty(),
+        nothing(format!(
+            "no delivery of {id:?} is stored. If the provider shows it as delivered, look for its event id, and whether it went to another endpoint"
+        ))
+    );
     Ok(found)
 }
 
@@ -36,7 +43,9 @@ async fn show(pool: &PgPool, actor: &Actor, id: &str, payload: bool, revealing: 
     for event in find(pool, id).await? {
         let text = match &revealing {
             Some(reason) => Some(reveal(&mut *pool.acquire().await?, actor, &format!("event {}", event.event_id), reason, &event.body).await?),
-            None if payload => Some(masked(&event.body).unwrap_or_else(|why| format!("({} bytes, {why}; --reveal --reason … shows it)", event.body.len()))),
+            None if payload => {
+                Some(masked(&event.body, true).unwrap_or_else(|why| format!("({} bytes, {why}; --reveal --reason … shows it)", event.body.len())))
+            }
             None => None,
         };
         if as_json {

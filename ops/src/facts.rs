@@ -1,8 +1,10 @@
 //! How the fleet stands: gathered once, for the status screen, the console, the metrics and the notifications alike.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use counterfoil_broker::topology::{CONSUMERS, Rung};
+use counterfoil_broker::topology::{CONSUMERS, Rung, work_queue};
 use counterfoil_chassis::postgres::{Ran, tasks};
 use counterfoil_chassis::replica::{Replica, replicas};
 use counterfoil_inbox::dead::{Filter, Group, Unfinished, groups, unfinished};
@@ -13,8 +15,9 @@ use counterfoil_outbox::{backlog, rates, unaccounted_from};
 use counterfoil_settlement::{ProviderHealth, attention, provider_health};
 use serde::Serialize;
 use serde_json::Value;
-use sqlx::{Connection, PgConnection};
+use sqlx::{Connection, PgConnection, PgPool};
 use time::OffsetDateTime;
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::advice::{Advice, Standing};
@@ -171,32 +174,91 @@ pub struct BrokerAt {
     pub rungs: Vec<Rung>,
 }
 
-/// Gathers the facts, on one snapshot. Changes nothing.
-///
-/// # Errors
-/// When the database fails. A broker that cannot be asked is said so in the facts.
-pub async fn gather(connection: &mut PgConnection, broker: Option<&BrokerAt>) -> anyhow::Result<Facts> {
-    let queues = match broker {
-        None => Err("COUNTERFOIL_AMQP_URL is not set".to_owned()),
-        Some(at) => depths(&at.amqp_url, &at.rungs).await.map_err(|error| format!("{error:#}")),
-    };
-    let mut tx = connection.begin().await?;
-    let facts = read(&mut tx, queues).await?;
-    tx.rollback().await?;
-    Ok(facts)
+/// Longest time for asking the broker: a page does not wait for one that accepts and says nothing.
+const BROKER_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Facts that take a look at many rows are read at most so often.
+const SELDOM: Duration = Duration::from_secs(60);
+
+/// What takes a look at many rows.
+#[derive(Debug, Clone, Default)]
+struct Wide {
+    attention: Vec<Waiting>,
+    health: Vec<ProviderHealth>,
+    violations: Vec<(String, i64)>,
 }
 
-async fn read(connection: &mut PgConnection, queues: Result<Vec<Depths>, String>) -> anyhow::Result<Facts> {
+/// Gathers facts, and keeps for a minute what is dear.
+#[derive(Debug, Default)]
+pub struct Gatherer {
+    broker: Option<BrokerAt>,
+    wide: Mutex<Option<(Instant, Wide)>>,
+}
+
+impl Gatherer {
+    /// Asks the broker, too, where it is known.
+    #[must_use]
+    pub fn new(broker: Option<BrokerAt>) -> Self {
+        Self { broker, wide: Mutex::default() }
+    }
+
+    /// The facts. Changes nothing.
+    ///
+    /// # Errors
+    /// When the database fails. A broker that cannot be asked is said so in the facts.
+    pub async fn gather(&self, pool: &PgPool) -> anyhow::Result<Facts> {
+        let queues = match &self.broker {
+            None => Err("COUNTERFOIL_AMQP_URL is not set".to_owned()),
+            Some(at) => timeout(BROKER_PATIENCE, depths(&at.amqp_url, &at.rungs))
+                .await
+                .map_or_else(|_| Err("the broker does not answer in time".to_owned()), |asked| asked.map_err(|error| format!("{error:#}"))),
+        };
+        let mut connection = pool.acquire().await?;
+        let wide = self.wide(&mut connection).await;
+        let mut tx = connection.begin().await?;
+        let facts = read(&mut tx, queues, self.broker.is_some(), wide).await?;
+        tx.rollback().await?;
+        Ok(facts)
+    }
+
+    /// What is dear, at most a minute old; what it was before, when it cannot be read now.
+    async fn wide(&self, connection: &mut PgConnection) -> Wide {
+        let known = self.wide.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((_, wide)) = known.as_ref().filter(|(at, _)| at.elapsed() < SELDOM) {
+            return wide.clone();
+        }
+        match read_wide(connection).await {
+            Ok(wide) => {
+                *self.wide.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), wide.clone()));
+                wide
+            }
+            Err(error) => {
+                tracing::warn!(%error, "held money, providers and invariants could not be read now");
+                known.map(|(_, wide)| wide).unwrap_or_default()
+            }
+        }
+    }
+}
+
+async fn read_wide(connection: &mut PgConnection) -> sqlx::Result<Wide> {
+    let violations =
+        sqlx::query!(r#"SELECT check_name AS "name!", count(*) AS "count!" FROM invariant_violations GROUP BY check_name"#).fetch_all(&mut *connection).await?;
+    Ok(Wide {
+        violations: violations.into_iter().map(|row| (row.name, row.count)).collect(),
+        health: provider_health(&mut *connection).await?,
+        attention: count_attention(connection).await?,
+    })
+}
+
+async fn read(connection: &mut PgConnection, queues: Result<Vec<Depths>, String>, asked: bool, wide: Wide) -> anyhow::Result<Facts> {
     let row = sqlx::query!(
         r#"SELECT now() AS "at!", (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')::float8 / current_setting('max_connections')::float8 AS "connections!""#
     );
     let row = row.fetch_one(&mut *connection).await?;
     let running = replicas(&mut *connection).await?;
-    let health = provider_health(&mut *connection).await?;
     let outbox = read_outbox(&mut *connection, &running, row.connections).await?;
     let consumers = read_consumers(&mut *connection, &running, queues.as_ref().ok(), row.connections).await?;
-    let ingest = stage("ingest", &running, health.iter().map(|provider| provider.last_minute).sum());
-    let violations = sqlx::query!(r#"SELECT check_name AS "name!", count(*) AS "count!" FROM invariant_violations GROUP BY check_name"#).fetch_all(&mut *connection).await?;
+    let ingest = stage("ingest", &running, wide.health.iter().map(|provider| provider.last_minute).sum());
     let open = Filter { state: Some("open".into()), ..Filter::default() };
     let mut facts = Facts {
         at: row.at,
@@ -207,15 +269,18 @@ async fn read(connection: &mut PgConnection, queues: Result<Vec<Depths>, String>
         consumers,
         broker_unknown: queues.err(),
         groups: groups(&mut *connection, &open, 5).await?,
-        attention: count_attention(&mut *connection).await?,
-        providers: health.into_iter().map(|health| Provider { refused: refused(&running, &health.provider), health }).collect(),
+        attention: wide.attention,
+        providers: wide.health.into_iter().map(|health| Provider { refused: refused(&running, &health.provider), health }).collect(),
         tasks: tasks(&mut *connection).await?.into_iter().map(Task::from).collect(),
-        violations: violations.into_iter().map(|row| (row.name, row.count)).collect(),
+        violations: wide.violations,
         lost: lost::still_lost(&mut *connection).await?,
         replay_stuck_s: stuck_seconds(connection).await?,
         connections: row.connections,
     };
     facts.needs = needs(&facts);
+    if let Some(why) = facts.broker_unknown.as_ref().filter(|_| asked) {
+        facts.needs.push(format!("the broker cannot be asked: {why}"));
+    }
     facts.verdict = verdict(&facts);
     Ok(facts)
 }
@@ -254,6 +319,7 @@ async fn read_outbox(connection: &mut PgConnection, running: &[Replica], databas
         oldest_s: backlog.oldest_seconds,
         waiting: backlog.unpublished - backlog.deferred,
         database,
+        trouble: text(running, "relay", "trouble"),
         ..Standing::default()
     };
     #[expect(clippy::cast_precision_loss, reason = "counts of rows")]
@@ -271,7 +337,8 @@ async fn read_outbox(connection: &mut PgConnection, running: &[Replica], databas
 }
 
 async fn read_consumers(connection: &mut PgConnection, running: &[Replica], queues: Option<&Vec<Depths>>, database: f64) -> sqlx::Result<Vec<Consumer>> {
-    let (marks, work, dead, paused) = (lost::marks(&mut *connection).await?, work(&mut *connection).await?, unfinished(&mut *connection).await?, pauses(&mut *connection).await?);
+    let (marks, work, dead, paused) =
+        (lost::marks(&mut *connection).await?, work(&mut *connection).await?, unfinished(&mut *connection).await?, pauses(&mut *connection).await?);
     let mut all = Vec::new();
     for consumer in CONSUMERS {
         let mark = marks.iter().find(|(name, _)| name == consumer.name).map_or(0, |(_, mark)| *mark);
@@ -289,6 +356,7 @@ async fn read_consumers(connection: &mut PgConnection, running: &[Replica], queu
             paused_until: pause.as_ref().map(|pause| crate::instant(pause.paused_until)),
             outage: text(running, &process, "outage"),
             asked_until: text(running, &process, "asked_until"),
+            trouble: text(running, &process, "trouble"),
             database,
             on_rungs: queues.as_ref().map_or(0, |depths| i64::from(depths.on_rungs())),
             ..Standing::default()
@@ -302,7 +370,7 @@ async fn read_consumers(connection: &mut PgConnection, running: &[Replica], queu
 /// Published events that a consumer has neither done nor given up, and the age of the oldest.
 async fn waiting(connection: &mut PgConnection, consumer: &str, topics: &[&str], mark: i64) -> sqlx::Result<(i64, f64)> {
     let topics: Vec<String> = topics.iter().map(|topic| (*topic).to_owned()).collect();
-    let behind = unaccounted_from(&mut *connection, mark, &topics, 0, LOOK_MAX).await?;
+    let behind = unaccounted_from(&mut *connection, mark, &topics, &work_queue(consumer), 0, LOOK_MAX).await?;
     let ids: Vec<_> = behind.rows.iter().map(|row| row.event_id).collect();
     let open = lost::unaccounted(connection, consumer, &ids).await?;
     let names: HashSet<Uuid> = open.iter().map(|open| open.event_id).collect();
@@ -323,6 +391,10 @@ async fn count_attention(connection: &mut PgConnection) -> sqlx::Result<Vec<Wait
     Ok(kinds.into_values().collect())
 }
 
+/// Waiting for longer than this at a consumer, or in the outbox, needs a person, in seconds: the promises of the alert catalogue.
+const BEHIND_S: f64 = 300.0;
+const OUTBOX_BEHIND_S: f64 = 60.0;
+
 /// What needs a person, in words.
 fn needs(facts: &Facts) -> Vec<String> {
     let mut needs = Vec::new();
@@ -330,8 +402,8 @@ fn needs(facts: &Facts) -> Vec<String> {
         if let Some(dead) = consumer.dead.as_ref().filter(|dead| dead.open > 0) {
             needs.push(format!("{} dead letters of {} need a decision: counterfoil dead-letters list --consumer {}", dead.open, consumer.name, consumer.name));
         }
-        if consumer.advice.needs_a_person() {
-            needs.push(format!("{}: {}", consumer.name, consumer.advice.words()));
+        if consumer.advice.needs_a_person() || (consumer.oldest_s > BEHIND_S && consumer.pause.is_none()) {
+            needs.push(format!("{}: {}; the oldest has waited {:.0} s", consumer.name, consumer.advice.words(), consumer.oldest_s));
         }
         for queue in consumer.queues.iter().flat_map(Depths::missing) {
             needs.push(format!("the queue {queue} does not exist: run counterfoil-migrate"));
@@ -340,8 +412,8 @@ fn needs(facts: &Facts) -> Vec<String> {
             needs.push(format!("{} messages wait in {}'s terminal queue: does the keeper run?", depths.dead.unwrap_or_default(), consumer.name));
         }
     }
-    if facts.outbox.advice.needs_a_person() {
-        needs.push(format!("relay: {}", facts.outbox.advice.words()));
+    if facts.outbox.advice.needs_a_person() || (facts.outbox.oldest_s > OUTBOX_BEHIND_S && facts.outbox.unpublished > facts.outbox.unroutable) {
+        needs.push(format!("relay: {}; the oldest has waited {:.0} s", facts.outbox.advice.words(), facts.outbox.oldest_s));
     }
     if facts.ingest.replicas == 0 {
         needs.push("ingest: no process runs: start one".into());
@@ -370,8 +442,8 @@ fn needs(facts: &Facts) -> Vec<String> {
 
 /// Whether money moves, in one sentence.
 fn verdict(facts: &Facts) -> String {
-    let stuck = facts.outbox.oldest_s > 60.0 && facts.outbox.unpublished > facts.outbox.unroutable;
-    let behind: Vec<&str> = facts.consumers.iter().filter(|consumer| consumer.oldest_s > 300.0).map(|consumer| consumer.name).collect();
+    let stuck = facts.outbox.oldest_s > OUTBOX_BEHIND_S && facts.outbox.unpublished > facts.outbox.unroutable;
+    let behind: Vec<&str> = facts.consumers.iter().filter(|consumer| consumer.oldest_s > BEHIND_S).map(|consumer| consumer.name).collect();
     let moving = match (facts.ingest.replicas, stuck, behind.is_empty()) {
         (0, ..) => "Money is not taken: no ingest process runs.".to_owned(),
         (_, true, _) => format!("Money is taken and waits: the oldest event has waited {:.0} s for the relay.", facts.outbox.oldest_s),

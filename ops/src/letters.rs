@@ -12,7 +12,7 @@ use time::OffsetDateTime;
 use crate::actions::{Actor, Role, actions, record};
 use crate::mask::{masked, revealed};
 use crate::oncall::{DeadLetters, ReplayOptions, ReplaysOptions};
-use crate::replays::{self, Risks, Wanted, confirm, decide, must_choose, nothing, refused};
+use crate::replays::{self, Risks, Wanted, confirm, decide, must_choose, nothing, refused, unnamed};
 use crate::{instant, print};
 
 /// Pause between two looks at a run.
@@ -26,7 +26,13 @@ pub(crate) async fn run(pool: &PgPool, actor: &Actor, command: DeadLetters, hori
             list(&mut *pool.acquire().await?, &filter.filter(), order, limit, json, horizon_s).await
         }
         DeadLetters::Show { id, payload, reveal, reason, json } => {
-            let body = if reveal { Payload::Revealed(reason) } else if payload { Payload::Masked } else { Payload::None };
+            let body = if reveal {
+                Payload::Revealed(reason)
+            } else if payload {
+                Payload::Masked
+            } else {
+                Payload::None
+            };
             show(pool, actor, id, body, json, horizon_s).await
         }
         DeadLetters::Replay(options) => replay(pool, actor, options, horizon_s).await,
@@ -94,7 +100,16 @@ async fn list(connection: &mut PgConnection, filter: &Filter, order: Order, limi
     for letter in &letters {
         let amount = money(letter.amount_minor, letter.currency.as_deref());
         let order = letter.order_id.map_or_else(|| "-".to_owned(), |id| id.to_string());
-        print(format_args!("d_{:<6} {}  {:<8} {:<12} {:<22} {:>14}  order {}\n", letter.id, instant(letter.died_at), letter.consumer, letter.kind, state_words(letter), amount, order))?;
+        print(format_args!(
+            "d_{:<6} {}  {:<8} {:<12} {:<22} {:>14}  order {}\n",
+            letter.id,
+            instant(letter.died_at),
+            letter.consumer,
+            letter.kind,
+            state_words(letter),
+            amount,
+            order
+        ))?;
         print(format_args!("         {}  [{}]\n", letter.error, verdict(letter.id)))?;
     }
     if letters.is_empty() {
@@ -141,7 +156,9 @@ async fn show(pool: &PgPool, actor: &Actor, id: i64, payload: Payload, as_json: 
     let history = actions(&mut connection, i64::from(i32::MAX), Some(&format!("d_{id}")), None, 50).await?;
     let text = match payload {
         Payload::None => None,
-        Payload::Masked => Some(masked(&body).unwrap_or_else(|why| format!("({} bytes, {why}; --reveal --reason … shows it)", body.len()))),
+        Payload::Masked => {
+            Some(masked(&body, letter.event_id.is_some()).unwrap_or_else(|why| format!("({} bytes, {why}; --reveal --reason … shows it)", body.len())))
+        }
         Payload::Revealed(reason) => Some(reveal(&mut connection, actor, &format!("d_{id}"), &reason, &body).await?),
     };
     if as_json {
@@ -159,7 +176,13 @@ async fn show(pool: &PgPool, actor: &Actor, id: i64, payload: Payload, as_json: 
         letter.topic.as_deref().unwrap_or("something that is no event"),
         letter.error
     ))?;
-    print(format_args!("attempts    {}, {} replays, first failed {}, died {}\n", letter.attempts, letter.replay, instant(letter.first_failed_at), instant(letter.died_at)))?;
+    print(format_args!(
+        "attempts    {}, {} replays, first failed {}, died {}\n",
+        letter.attempts,
+        letter.replay,
+        instant(letter.first_failed_at),
+        instant(letter.died_at)
+    ))?;
     print(format_args!("at stake    {}\n", money(letter.amount_minor, letter.currency.as_deref())))?;
     if let Some(previous) = &letter.previous_error {
         print(format_args!("before that {previous}\n"))?;
@@ -188,10 +211,13 @@ pub(crate) async fn reveal(connection: &mut PgConnection, actor: &Actor, object:
         Some("customer data is for the role admin")
     } else if reason.trim().is_empty() {
         Some("customer data is revealed for a reason: --reason")
+    } else if unnamed(actor).is_some() {
+        Some("say who you are: --by or COUNTERFOIL_PERSON")
     } else {
         None
     };
-    record(connection, actor, "reveal", object, usize::from(why.is_none()), reason, &why.map_or_else(|| "shown".to_owned(), |why| format!("refused: {why}"))).await?;
+    record(connection, actor, "reveal", object, usize::from(why.is_none()), reason, &why.map_or_else(|| "shown".to_owned(), |why| format!("refused: {why}")))
+        .await?;
     why.map_or_else(|| Ok(revealed(body)), |why| Err(refused(why)))
 }
 
@@ -210,10 +236,15 @@ async fn replay(pool: &PgPool, actor: &Actor, options: ReplayOptions, horizon_s:
     let mut tx = pool.begin().await?;
     let plan = if let Some(id) = options.id {
         let letter = dead::find(&mut tx, id).await?.ok_or_else(|| nothing(format!("no dead letter d_{id}")))?;
-        anyhow::ensure!(letter.state == "open", refused(format!("d_{id} is not open: {}. counterfoil dead-letters reopen d_{id} --reason …", state_words(&letter))));
+        anyhow::ensure!(
+            letter.state == "open",
+            refused(format!("d_{id} is not open: {}. counterfoil dead-letters reopen d_{id} --reason …", state_words(&letter)))
+        );
         replay::plan(&mut tx, &Filter::default(), Some(&[id]), &actor.person, horizon_s).await?
     } else {
-        must_choose(&options.filter.filter())?;
+        let filter = options.filter.filter().sound();
+        must_choose(&filter)?;
+        anyhow::ensure!(filter.state.as_deref().is_none_or(|state| state == "open"), refused("only what is open is replayed: reopen the others first"));
         replay::plan(&mut tx, &options.filter.filter(), None, &actor.person, horizon_s).await?
     };
     let lines = replay::plan_lines(&mut tx, plan).await?;
@@ -223,7 +254,8 @@ async fn replay(pool: &PgPool, actor: &Actor, options: ReplayOptions, horizon_s:
     tx.commit().await?;
     if options.id.is_some() {
         let verdict = lines[0].verdict;
-        let taken = verdict == Verdict::WillRun || (verdict == Verdict::Unknown && wanted.risks.unknown) || (verdict == Verdict::Unsafe && wanted.risks.unsafe_);
+        let taken =
+            verdict == Verdict::WillRun || (verdict == Verdict::Unknown && wanted.risks.unknown) || (verdict == Verdict::Unsafe && wanted.risks.unsafe_);
         anyhow::ensure!(taken, refused(format!("{}{}", verdict.words(""), way_out(verdict))));
         let wanted = Wanted { confirmed: Some(1), ..wanted };
         return run_plan(pool, actor, plan, &wanted, options.detach, options.json, horizon_s).await;
@@ -249,7 +281,7 @@ fn print_plan(plan: i64, lines: &[PlanLine], as_json: bool) -> anyhow::Result<()
         print(format_args!("{:>6}  {:<55} {} orders, {}\n", line.letters, line.verdict.words(""), line.orders, amounts(&line.amounts)))?;
     }
     let will_run = lines.iter().filter(|line| line.verdict == Verdict::WillRun).map(|line| line.letters).sum::<i64>();
-    let confirm = if will_run > replays::CONFIRM_ABOVE { format!(" --confirm {will_run}") } else { String::new() };
+    let confirm = if will_run > replays::CONFIRM_ABOVE as i64 { format!(" --confirm {will_run}") } else { String::new() };
     print(format_args!("nothing was changed. For 15 minutes: counterfoil dead-letters replay --plan p_{plan} --reason …{confirm}\n"))?;
     Ok(())
 }
@@ -298,7 +330,12 @@ async fn ended(connection: &mut PgConnection, run: &Replay, as_json: bool) -> an
         print(format_args!("{}\n", json!({ "replay": run, "came_back": back })))?;
     } else {
         for item in &back {
-            print(format_args!("d_{}  came back: {} (before: {})\n", item.dead_letter_id, item.error.as_deref().unwrap_or_default(), item.error_before.as_deref().unwrap_or_default()))?;
+            print(format_args!(
+                "d_{}  came back: {} (before: {})\n",
+                item.dead_letter_id,
+                item.error.as_deref().unwrap_or_default(),
+                item.error_before.as_deref().unwrap_or_default()
+            ))?;
         }
         if let Some(why) = &run.stopped_why {
             print(format_args!("stopped: {why}; {} are open again\n", run.left))?;
@@ -318,7 +355,14 @@ pub(crate) async fn runs(pool: &PgPool, actor: &Actor, command: ReplaysOptions, 
             for run in &runs {
                 let at = run.started_at.map(instant).unwrap_or_default();
                 let by = run.started_by.as_deref().unwrap_or_default();
-                print(format_args!("r_{:<5} {at}  {:<8} {}  by {by}: {} ({})\n", run.id, run.state, run.words(), run.reason.as_deref().unwrap_or_default(), run.choice))?;
+                print(format_args!(
+                    "r_{:<5} {at}  {:<8} {}  by {by}: {} ({})\n",
+                    run.id,
+                    run.state,
+                    run.words(),
+                    run.reason.as_deref().unwrap_or_default(),
+                    run.choice
+                ))?;
             }
             Ok(print(format_args!("{} replays\n", runs.len()))?)
         }
@@ -327,9 +371,22 @@ pub(crate) async fn runs(pool: &PgPool, actor: &Actor, command: ReplaysOptions, 
             let mut connection = pool.acquire().await?;
             let run = find_run(&mut connection, id).await?;
             if !json {
-                print(format_args!("r_{id}  {}  {}\nby {}: {}\n{}\n", run.state, run.words(), run.started_by.as_deref().unwrap_or(&run.planned_by), run.reason.as_deref().unwrap_or("(a plan)"), run.choice))?;
+                print(format_args!(
+                    "r_{id}  {}  {}\nby {}: {}\n{}\n",
+                    run.state,
+                    run.words(),
+                    run.started_by.as_deref().unwrap_or(&run.planned_by),
+                    run.reason.as_deref().unwrap_or("(a plan)"),
+                    run.choice
+                ))?;
             }
-            if run.state == "done" || run.state == "stopped" { ended(&mut connection, &run, json).await } else if json { Ok(print(format_args!("{}\n", json!({ "replay": run })))?) } else { Ok(()) }
+            if run.state == "done" || run.state == "stopped" {
+                ended(&mut connection, &run, json).await
+            } else if json {
+                Ok(print(format_args!("{}\n", json!({ "replay": run })))?)
+            } else {
+                Ok(())
+            }
         }
         ReplaysOptions::Stop { id, reason } => {
             anyhow::ensure!(replays::stop(pool, actor, id, &reason).await?, nothing(format!("r_{id} does not run")));

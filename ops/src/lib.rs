@@ -87,7 +87,9 @@ async fn show_trail(pool: &PgPool, id: &str, as_json: bool) -> anyhow::Result<()
         let why = if waiting > 0 {
             format!("no order has the reference {id:?} yet, and {waiting} events wait for one: see counterfoil attention")
         } else {
-            format!("no payment, event, order, ticket, reservation or customer here has the id {id:?}. If the provider shows it as delivered, look for its event id: counterfoil events show <id>")
+            format!(
+                "no payment, event, order, ticket, reservation or customer here has the id {id:?}. If the provider shows it as delivered, look for its event id: counterfoil events show <id>"
+            )
         };
         return Err(replays::nothing(why));
     }
@@ -116,7 +118,7 @@ async fn on_call(settings: Settings, command: OnCall) -> anyhow::Result<()> {
         OnCall::Outbox(command) => queues::outbox(&pool(url, 1, false)?, actor, command).await,
         OnCall::Consumer(command) => queues::consumer(&pool(url, 1, false)?, actor, command).await,
         OnCall::Audit { since, person, object, json } => queues::audit(&pool(url, 1, true)?, since, person.as_deref(), object.as_deref(), json).await,
-        OnCall::Status { watch, json } => status::run(&pool(url, 1, true)?, settings.broker().as_ref(), watch, json).await,
+        OnCall::Status { watch, json } => status::run(&pool(url, 1, true)?, settings.broker(), watch, json).await,
         OnCall::Providers { json } => status::show_providers(&pool(url, 1, true)?, json).await,
         OnCall::Events(command) => events::run(&pool(url, 2, false)?, actor, settings.mode, command).await,
         OnCall::Erase { customer, reason, dry_run } => erase::run(&pool(url, 2, false)?, actor, &customer, &reason, dry_run).await,
@@ -168,7 +170,15 @@ pub async fn stay(settings: Settings, process: Process) -> anyhow::Result<()> {
             let broker = settings.broker();
             Box::pin(console::run(pool(&settings.database_url, console::CONNECTIONS, false)?, broker, console, settings.horizon_s, process)).await
         }
-        Command::Completions(_) | Command::Man | Command::OnCall(_) | Command::Trail { .. } | Command::Attention { .. } | Command::Ledger(_) | Command::Draws(_) | Command::Reconcile { .. } | Command::Backfill { .. } => {
+        Command::Completions(_)
+        | Command::Man
+        | Command::OnCall(_)
+        | Command::Trail { .. }
+        | Command::Attention { .. }
+        | Command::Ledger(_)
+        | Command::Draws(_)
+        | Command::Reconcile { .. }
+        | Command::Backfill { .. } => {
             anyhow::bail!("this command ends by itself")
         }
     }

@@ -56,12 +56,14 @@ struct Mail {
 impl NotifyOptions {
     pub(crate) fn check(&self, problems: &mut Problems) -> Notifier {
         let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
-        let slack = given(&self.notify_slack_url).and_then(|url| reqwest::Url::parse(&url).map_err(|error| problems.note("COUNTERFOIL_NOTIFY_SLACK_URL", error)).ok());
+        let slack =
+            given(&self.notify_slack_url).and_then(|url| reqwest::Url::parse(&url).map_err(|error| problems.note("COUNTERFOIL_NOTIFY_SLACK_URL", error)).ok());
         let mail = given(&self.notify_email).and_then(|to| {
             let to = problems.parsed("COUNTERFOIL_NOTIFY_EMAIL", &to);
             let from = problems.required("COUNTERFOIL_MAIL_FROM", self.mail_from.as_ref()).and_then(|from| problems.parsed("COUNTERFOIL_MAIL_FROM", &from));
             let url = problems.required("COUNTERFOIL_SMTP_URL", self.smtp_url.as_ref())?;
-            let transport = AsyncSmtpTransport::<Tokio1Executor>::from_url(&url).map_err(|_| problems.note("COUNTERFOIL_SMTP_URL", "is no URL of a mail server")).ok()?;
+            let transport =
+                AsyncSmtpTransport::<Tokio1Executor>::from_url(&url).map_err(|_| problems.note("COUNTERFOIL_SMTP_URL", "is no URL of a mail server")).ok()?;
             Some(Mail { transport: transport.timeout(Some(DEADLINE)).build(), from: from?, to: to? })
         });
         Notifier { slack, mail, console_url: self.console_url.clone().unwrap_or_default().trim_end_matches('/').to_owned() }
@@ -96,7 +98,11 @@ fn subjects(facts: &Facts, console_url: &str) -> Vec<Subject> {
         let text = format!("{} × money {} ({}): counterfoil attention.{}", waiting.count, waiting.kind, sums.join(" + "), link("/"));
         say(format!("money:{}", waiting.kind), i64::try_from(waiting.count).unwrap_or(i64::MAX), text);
     }
-    say("outbox:unroutable".into(), facts.outbox.unroutable, format!("{} outbox rows are unroutable: run counterfoil-migrate.{}", facts.outbox.unroutable, link("/flow")));
+    say(
+        "outbox:unroutable".into(),
+        facts.outbox.unroutable,
+        format!("{} outbox rows are unroutable: run counterfoil-migrate.{}", facts.outbox.unroutable, link("/flow")),
+    );
     say("outbox:parked".into(), facts.outbox.parked, format!("{} outbox rows are parked: the broker refuses them.{}", facts.outbox.parked, link("/flow")));
     say("lost".into(), facts.lost, format!("{} messages were lost by a queue and are sent again.{}", facts.lost, link("/flow")));
     for (check, count) in &facts.violations {
@@ -111,52 +117,80 @@ impl Notifier {
         if self.slack.is_none() && self.mail.is_none() {
             return Ok(());
         }
-        let mut tx = pool.begin().await?;
-        if !sqlx::query_scalar!(r#"SELECT pg_try_advisory_xact_lock($1) AS "locked!""#, LOCK).fetch_one(&mut *tx).await? {
-            return Ok(()); // another process tells
+        let subjects = subjects(facts, &self.console_url);
+        // Each channel by itself: one that is down neither silences the other nor makes it say everything again.
+        if let Some(url) = &self.slack {
+            told("slack", self.tell_by(pool, "slack", &facts.verdict, &subjects, async |text| post(url, text).await).await)?;
         }
-        let news = news(&mut tx, &subjects(facts, &self.console_url)).await?;
-        if news.is_empty() {
-            return Ok(());
+        if let Some(mail) = &self.mail {
+            told("mail", self.tell_by(pool, "mail", &facts.verdict, &subjects, async |text| mail.send(text).await).await)?;
         }
-        let text = format!("Counterfoil: {}\n{}", facts.verdict, news.join("\n"));
-        // Told first, then written down: a crash between the two tells twice, never not at all.
-        let told = self.send(&text).await;
-        if let Err(error) = told {
-            metrics::counter!("counterfoil_notifications_total", "outcome" => "failed").increment(1);
-            tracing::error!(error = format!("{error:#}"), "nobody could be told; it is tried again");
-            return Ok(());
-        }
-        metrics::counter!("counterfoil_notifications_total", "outcome" => "sent").increment(1);
-        tx.commit().await?;
         Ok(())
     }
 
+    /// Told first, then written down: a crash between the two tells twice, never not at all.
+    async fn tell_by(
+        &self,
+        pool: &PgPool,
+        channel: &str,
+        verdict: &str,
+        subjects: &[Subject],
+        send: impl AsyncFnOnce(&str) -> anyhow::Result<()>,
+    ) -> anyhow::Result<bool> {
+        let mut tx = pool.begin().await?;
+        if !sqlx::query_scalar!(r#"SELECT pg_try_advisory_xact_lock($1) AS "locked!""#, LOCK).fetch_one(&mut *tx).await? {
+            return Ok(false); // another process tells
+        }
+        let news = news(&mut tx, channel, subjects).await?;
+        if !news.is_empty() {
+            send(&format!("Counterfoil: {verdict}\n{}", news.join("\n"))).await?;
+        }
+        tx.commit().await?;
+        Ok(!news.is_empty())
+    }
+}
+
+/// Counts what was told; a channel that is down is tried again, and said in the log.
+fn told(channel: &'static str, told: anyhow::Result<bool>) -> anyhow::Result<()> {
+    match told {
+        Ok(true) => metrics::counter!("counterfoil_notifications_total", "channel" => channel, "outcome" => "sent").increment(1),
+        Ok(false) => {}
+        Err(error) if error.downcast_ref::<sqlx::Error>().is_some() => return Err(error),
+        Err(error) => {
+            metrics::counter!("counterfoil_notifications_total", "channel" => channel, "outcome" => "failed").increment(1);
+            tracing::error!(channel, error = format!("{error:#}"), "nobody could be told; it is tried again");
+        }
+    }
+    Ok(())
+}
+
+async fn post(url: &reqwest::Url, text: &str) -> anyhow::Result<()> {
+    let client = reqwest::Client::builder().timeout(DEADLINE).build()?;
+    let answer =
+        client.post(url.clone()).json(&json!({ "text": text })).send().await.map_err(reqwest::Error::without_url).context("the webhook cannot be reached")?;
+    anyhow::ensure!(answer.status().is_success(), "the webhook answers {}", answer.status());
+    Ok(())
+}
+
+impl Mail {
     async fn send(&self, text: &str) -> anyhow::Result<()> {
-        if let Some(url) = &self.slack {
-            let client = reqwest::Client::builder().timeout(DEADLINE).build()?;
-            let answer = client.post(url.clone()).json(&json!({ "text": text })).send().await.map_err(reqwest::Error::without_url).context("the webhook cannot be reached")?;
-            anyhow::ensure!(answer.status().is_success(), "the webhook answers {}", answer.status());
-        }
-        if let Some(mail) = &self.mail {
-            let subject = text.lines().next().unwrap_or("Counterfoil").to_owned();
-            let message = Message::builder().from(mail.from.clone()).to(mail.to.clone()).subject(subject).body(text.to_owned())?;
-            mail.transport.send(message).await.context("the mail was not taken")?;
-        }
+        let subject = text.lines().next().unwrap_or("Counterfoil").to_owned();
+        let message = Message::builder().from(self.from.clone()).to(self.to.clone()).subject(subject).body(text.to_owned())?;
+        self.transport.send(message).await.context("the mail was not taken")?;
         Ok(())
     }
 }
 
 /// What is to be told of these subjects, which are written down as told; and what is over.
-async fn news(tx: &mut PgTransaction<'_>, subjects: &[Subject]) -> sqlx::Result<Vec<String>> {
+async fn news(tx: &mut PgTransaction<'_>, channel: &str, subjects: &[Subject]) -> sqlx::Result<Vec<String>> {
     let mut news = Vec::new();
     for subject in subjects {
         let told = sqlx::query_scalar!(
             "INSERT INTO notifications AS n (subject, text, count) VALUES ($1, $2, $3)
              ON CONFLICT (subject) DO UPDATE SET told_at = now(), times = n.times + 1, text = excluded.text, count = excluded.count, over_at = NULL
-                WHERE n.over_at IS NOT NULL OR (excluded.count > n.count AND n.told_at < now() - interval '1 hour') OR n.told_at < now() - interval '1 day'
+                WHERE (n.over_at IS NOT NULL AND n.told_at < now() - interval '10 minutes') OR (excluded.count > n.count AND n.told_at < now() - interval '1 hour') OR n.told_at < now() - interval '1 day'
              RETURNING subject",
-            subject.key,
+            format!("{channel} {}", subject.key),
             subject.text,
             subject.count,
         );
@@ -164,8 +198,12 @@ async fn news(tx: &mut PgTransaction<'_>, subjects: &[Subject]) -> sqlx::Result<
             news.push(format!("• {}", subject.text));
         }
     }
-    let keys: Vec<String> = subjects.iter().map(|subject| subject.key.clone()).collect();
-    let over = sqlx::query_scalar!("UPDATE notifications SET over_at = now() WHERE over_at IS NULL AND subject <> ALL ($1) RETURNING subject", &keys);
-    news.extend(over.fetch_all(&mut **tx).await?.into_iter().map(|subject| format!("• over: {subject}")));
+    let keys: Vec<String> = subjects.iter().map(|subject| format!("{channel} {}", subject.key)).collect();
+    let over = sqlx::query_scalar!(
+        "UPDATE notifications SET over_at = now() WHERE over_at IS NULL AND split_part(subject, ' ', 1) = $2 AND subject <> ALL ($1) RETURNING subject",
+        &keys,
+        channel
+    );
+    news.extend(over.fetch_all(&mut **tx).await?.into_iter().map(|subject| format!("• over: {}", subject.split_once(' ').map_or("", |(_, key)| key))));
     Ok(news)
 }

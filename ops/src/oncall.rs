@@ -252,7 +252,7 @@ pub struct ReplayOptions {
     pub include_unsafe: bool,
     /// How many will run: required for more than 100, and for what may happen twice.
     #[arg(long)]
-    pub confirm: Option<i64>,
+    pub confirm: Option<u64>,
     /// Return once it runs, and leave it to housekeeping.
     #[arg(long)]
     pub detach: bool,

@@ -23,7 +23,13 @@ pub(crate) async fn outbox(pool: &PgPool, actor: &Actor, command: OutboxOptions)
             for row in &rows {
                 let state = row.parked_at.map_or_else(|| format!("next try {}", instant(row.next_attempt_at)), |at| format!("parked {}", instant(at)));
                 let order = row.order_id.map_or_else(|| "-".into(), |id| id.to_string());
-                print(format_args!("{:<8} {}  {:<20} {state}  order {order}\n         {}\n", row.id, instant(row.created_at), row.topic, row.last_error.as_deref().unwrap_or("waiting")))?;
+                print(format_args!(
+                    "{:<8} {}  {:<20} {state}  order {order}\n         {}\n",
+                    row.id,
+                    instant(row.created_at),
+                    row.topic,
+                    row.last_error.as_deref().unwrap_or("waiting")
+                ))?;
             }
             Ok(print(format_args!("{} rows\n", rows.len()))?)
         }

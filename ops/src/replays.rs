@@ -7,7 +7,7 @@ use counterfoil_inbox::dead::{Filter, Verdict, discard, reopen};
 use counterfoil_inbox::replay::{self, Orders, Released, Started, start};
 use counterfoil_outbox::{Again, send_bytes};
 use serde_json::{Map, Value};
-use sqlx::{PgConnection, PgPool};
+use sqlx::PgPool;
 
 use crate::actions::{Actor, Role, record};
 
@@ -17,7 +17,7 @@ pub const RATE_PER_S: f64 = 10.0;
 pub const RATE_MAX_PER_S: f64 = 200.0;
 
 /// More than this many are confirmed by their number.
-pub const CONFIRM_ABOVE: i64 = 100;
+pub const CONFIRM_ABOVE: u64 = 100;
 
 /// Exit codes, as `counterfoil --help` documents them.
 pub mod exit {
@@ -71,13 +71,21 @@ pub struct Wanted {
     /// What else is taken.
     pub risks: Risks,
     /// The number that somebody typed.
-    pub confirmed: Option<i64>,
+    pub confirmed: Option<u64>,
 }
 
-/// How many a run of this plan would take.
-async fn would_take(connection: &mut PgConnection, plan: i64, risks: Risks) -> sqlx::Result<i64> {
-    let lines = replay::plan_lines(connection, plan).await?;
-    Ok(lines.iter().filter(|line| risks.verdicts().contains(&line.verdict)).map(|line| line.letters).sum())
+/// Writes a refused attempt down; the refusal.
+async fn refuse(pool: &PgPool, actor: &Actor, object: &str, reason: &str, why: String) -> anyhow::Error {
+    let written = async { record(&mut *pool.acquire().await?, actor, "replay", object, 0, reason, &format!("refused: {why}")).await };
+    match written.await {
+        Ok(()) => refused(why),
+        Err(error) => error.into(),
+    }
+}
+
+/// Why somebody without a name changes nothing.
+pub(crate) fn unnamed(actor: &Actor) -> Option<String> {
+    (actor.person == "unknown").then(|| "who are you? Say so by --by or COUNTERFOIL_PERSON: everything that is changed is written down with a name".to_owned())
 }
 
 /// Confirms a plan in the name of `actor`; the refused attempt is written down, too.
@@ -85,8 +93,6 @@ async fn would_take(connection: &mut PgConnection, plan: i64, risks: Risks) -> s
 /// # Errors
 /// When the role, the reason or the confirmation does not suffice, or the database fails.
 pub async fn confirm(pool: &PgPool, actor: &Actor, plan: i64, wanted: &Wanted, horizon_s: i64) -> anyhow::Result<Started> {
-    let mut tx = pool.begin().await?;
-    let take = would_take(&mut tx, plan, wanted.risks).await?;
     let object = format!("r_{plan}");
     let refusal = if actor.role < Role::Operator {
         Some(format!("a {} may look, and not replay", actor.role.name()))
@@ -96,16 +102,15 @@ pub async fn confirm(pool: &PgPool, actor: &Actor, plan: i64, wanted: &Wanted, h
         Some("a replay needs a reason".to_owned())
     } else if !(wanted.rate_per_s > 0.0 && wanted.rate_per_s <= RATE_MAX_PER_S) {
         Some(format!("the rate must be above 0 and at most {RATE_MAX_PER_S} a second"))
-    } else if (take > CONFIRM_ABOVE || wanted.risks != Risks::default()) && wanted.confirmed != Some(take) {
-        Some(format!("{take} would be replayed: confirm it by this number"))
+    } else if wanted.stop_after < 1 {
+        Some("stop after at least 1 that came back".to_owned())
     } else {
-        None
+        unnamed(actor)
     };
     if let Some(why) = refusal {
-        record(&mut tx, actor, "replay", &object, 0, &wanted.reason, &format!("refused: {why}")).await?;
-        tx.commit().await?;
-        return Err(refused(why));
+        return Err(refuse(pool, actor, &object, &wanted.reason, why).await);
     }
+    let mut tx = pool.begin().await?;
     let orders = Orders {
         by: actor.person.clone(),
         reason: wanted.reason.clone(),
@@ -115,6 +120,14 @@ pub async fn confirm(pool: &PgPool, actor: &Actor, plan: i64, wanted: &Wanted, h
         verdicts: wanted.risks.verdicts(),
     };
     let started = start(&mut tx, plan, &orders, horizon_s).await?;
+    // By what is judged now, not by what the plan said: a pause may have ended meanwhile.
+    if let Started::Running(taken) = &started
+        && (*taken > CONFIRM_ABOVE || wanted.risks != Risks::default())
+        && wanted.confirmed != Some(*taken)
+    {
+        tx.rollback().await?;
+        return Err(refuse(pool, actor, &object, &wanted.reason, format!("{taken} would be replayed: confirm it by this number")).await);
+    }
     let (rows, outcome) = match &started {
         Started::Running(rows) => (usize::try_from(*rows)?, "started".to_owned()),
         Started::Already { by, at } => (0, format!("the same run that {by} started at {at}")),
@@ -199,6 +212,8 @@ pub async fn may(pool: &PgPool, actor: &Actor, action: &str, object: &str, reaso
         format!("a {} may look, and not {action}", actor.role.name())
     } else if reason.trim().is_empty() {
         format!("{action} needs a reason")
+    } else if let Some(why) = unnamed(actor) {
+        why
     } else {
         return Ok(());
     };
@@ -211,5 +226,9 @@ pub async fn may(pool: &PgPool, actor: &Actor, action: &str, object: &str, reaso
 /// # Errors
 /// The refusal.
 pub fn must_choose(filter: &Filter) -> anyhow::Result<()> {
-    if filter.is_empty() { Err(refused("a replay of everything is refused: say which, by --consumer, --kind, --order, --topic, --since or a number")) } else { Ok(()) }
+    if filter.is_empty() {
+        Err(refused("a replay of everything is refused: say which, by --consumer, --kind, --order, --topic, --since or a number"))
+    } else {
+        Ok(())
+    }
 }

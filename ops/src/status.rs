@@ -8,16 +8,17 @@ use counterfoil_chassis::process::Exit;
 use serde_json::json;
 use sqlx::PgPool;
 
-use crate::facts::{BrokerAt, Consumer, Facts, gather};
+use crate::facts::{BrokerAt, Consumer, Facts, Gatherer};
 use crate::letters::amounts;
 use crate::{instant, print};
 
 /// Pause between two screens.
 const AGAIN: Duration = Duration::from_secs(2);
 
-pub(crate) async fn run(pool: &PgPool, broker: Option<&BrokerAt>, watch: bool, as_json: bool) -> anyhow::Result<()> {
+pub(crate) async fn run(pool: &PgPool, broker: Option<BrokerAt>, watch: bool, as_json: bool) -> anyhow::Result<()> {
+    let gatherer = Gatherer::new(broker);
     loop {
-        let facts = gather(&mut *pool.acquire().await?, broker).await?;
+        let facts = gatherer.gather(pool).await?;
         if as_json {
             print(format_args!("{}\n", crate::facts::json(&facts)))?;
         } else {
@@ -116,10 +117,16 @@ fn queues(text: &mut String, facts: &Facts) {
     for Consumer { name, queues, work, .. } in &facts.consumers {
         let Some(queues) = queues else { continue };
         let work_queue = queues.work.map_or_else(|| "missing".to_owned(), |(ready, consumers)| format!("{ready} ready, {consumers} consumers"));
-        let rungs: Vec<String> = queues.rungs.iter().filter(|(_, ready)| *ready != Some(0)).map(|(rung, ready)| format!("{rung}: {}", ready.map_or("missing".into(), |ready| ready.to_string()))).collect();
+        let rungs: Vec<String> = queues
+            .rungs
+            .iter()
+            .filter(|(_, ready)| *ready != Some(0))
+            .map(|(rung, ready)| format!("{rung}: {}", ready.map_or("missing".into(), |ready| ready.to_string())))
+            .collect();
         let rungs = if rungs.is_empty() { "none retrying".to_owned() } else { rungs.join(", ") };
         let unknown = work.as_ref().filter(|work| work.unknown > 0).map_or_else(String::new, |work| format!("; {} of unknown outcome", work.unknown));
-        let _ = writeln!(text, "queue      {name:<8} {work_queue}; {rungs}; {} to be kept{unknown}", queues.dead.map_or("missing".into(), |dead| dead.to_string()));
+        let _ =
+            writeln!(text, "queue      {name:<8} {work_queue}; {rungs}; {} to be kept{unknown}", queues.dead.map_or("missing".into(), |dead| dead.to_string()));
     }
 }
 
@@ -141,7 +148,7 @@ fn providers(text: &mut String, facts: &Facts) {
 }
 
 pub(crate) async fn show_providers(pool: &PgPool, as_json: bool) -> anyhow::Result<()> {
-    let facts = gather(&mut *pool.acquire().await?, None).await?;
+    let facts = Gatherer::default().gather(pool).await?;
     if as_json {
         return Ok(print(format_args!("{}\n", json!({ "providers": facts.providers })))?);
     }

@@ -41,9 +41,23 @@ impl Trail {
     /// Every step, by time; what has not happened comes last.
     #[must_use]
     pub fn entries(&self) -> Vec<Entry> {
-        let mut entries = vec![entry(read(&self.order.created_at), "order", format!("made: {}", money(Some(self.order.amount_minor), Some(&self.order.currency))), self.order.id.to_string())];
+        let mut entries = vec![entry(
+            read(&self.order.created_at),
+            "order",
+            format!("made: {}", money(Some(self.order.amount_minor), Some(&self.order.currency))),
+            self.order.id.to_string(),
+        )];
         if let Some(at) = self.order.paid_at.as_deref() {
-            entries.push(entry(read(at), "order", if self.order.status == "paid" { format!("paid (version {})", self.order.version) } else { format!("paid; now {} (version {})", self.order.status, self.order.version) }, &self.order.reference));
+            entries.push(entry(
+                read(at),
+                "order",
+                if self.order.status == "paid" {
+                    format!("paid (version {})", self.order.version)
+                } else {
+                    format!("paid; now {} (version {})", self.order.status, self.order.version)
+                },
+                &self.order.reference,
+            ));
         }
         self.deliveries(&mut entries);
         self.money(&mut entries);
@@ -53,7 +67,7 @@ impl Trail {
         }
         for (id, topic) in &self.past {
             entries.push(entry(None, "outbox", format!("{topic}: its outbox row is past retention"), id.to_string()));
-            self.effects_of(&mut entries, *id, topic, None);
+            self.effects_of(&mut entries, *id, topic);
         }
         for receipt in &self.receipts {
             entries.push(entry(read(&receipt.sent_at), "mail", format!("{} sent", receipt.kind), &receipt.message_id));
@@ -63,7 +77,12 @@ impl Trail {
             entries.push(entry(read(&line.recorded_at), "books", format!("{} {amount}", line.account), line.source_event_id.to_string()));
         }
         for action in &self.actions {
-            entries.push(entry(Some(action.at), "person", format!("{} {}: {} ({})", action.person, action.action, action.outcome, action.reason), &action.object));
+            entries.push(entry(
+                Some(action.at),
+                "person",
+                format!("{} {}: {} ({})", action.person, action.action, action.outcome, action.reason),
+                &action.object,
+            ));
         }
         entries.sort_by_key(|entry| (entry.at.is_none(), entry.at));
         entries
@@ -85,7 +104,12 @@ impl Trail {
         for payment in &self.payments {
             let why = payment.held_reason.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
             let amount = money(payment.amount_minor, payment.currency.as_deref());
-            entries.push(entry(read(&payment.created_at), "payment", format!("{} {}, {}{why}: {amount}", payment.provider, payment.status, payment.disposition), &payment.payment_id));
+            entries.push(entry(
+                read(&payment.created_at),
+                "payment",
+                format!("{} {}, {}{why}: {amount}", payment.provider, payment.status, payment.disposition),
+                &payment.payment_id,
+            ));
         }
         for refund in &self.refunds {
             let why = refund.held_reason.as_ref().map(|why| format!(" (held: {why})")).unwrap_or_default();
@@ -96,7 +120,12 @@ impl Trail {
         }
         for dispute in &self.disputes {
             let amount = money(Some(dispute.amount_minor), Some(&dispute.currency));
-            entries.push(entry(read(&dispute.created_at), "payment", format!("dispute of {}: {}, {amount}", dispute.payment_id, dispute.status), &dispute.dispute_id));
+            entries.push(entry(
+                read(&dispute.created_at),
+                "payment",
+                format!("dispute of {}: {}, {amount}", dispute.payment_id, dispute.status),
+                &dispute.dispute_id,
+            ));
         }
     }
 
@@ -131,15 +160,12 @@ impl Trail {
         row.missing = event.published_at.is_none();
         entries.push(row);
         if !event.exchange.is_empty() {
-            self.effects_of(entries, event.event_id, &event.topic, event.published_at);
+            self.effects_of(entries, event.event_id, &event.topic);
         }
     }
 
-    fn effects_of(&self, entries: &mut Vec<Entry>, event_id: Uuid, topic: &str, published_at: Option<OffsetDateTime>) {
+    fn effects_of(&self, entries: &mut Vec<Entry>, event_id: Uuid, topic: &str) {
         for (consumer, effect, dead) in self.expected(event_id, topic) {
-            if effect.is_none() && dead.is_none() && published_at.is_none() && self.past.contains_key(&event_id) {
-                continue; // its dedupe row is past retention, too
-            }
             let mut row = effect_row(consumer, topic, effect, dead);
             row.id = event_id.to_string();
             entries.push(row);
@@ -151,7 +177,10 @@ impl Trail {
     pub fn words(&self) -> String {
         let order = &self.order;
         let amount = money(Some(order.amount_minor), Some(&order.currency));
-        let mut said = vec![order.paid_at.as_deref().and_then(read).map_or_else(|| format!("{amount}, {}.", order.status), |at| format!("Paid {amount} at {}{}.", crate::instant(at), if order.status == "paid" { String::new() } else { format!("; now {}", order.status) }))];
+        let mut said = vec![order.paid_at.as_deref().and_then(read).map_or_else(
+            || format!("{amount}, {}.", order.status),
+            |at| format!("Paid {amount} at {}{}.", crate::instant(at), if order.status == "paid" { String::new() } else { format!("; now {}", order.status) }),
+        )];
         if let Some(receipt) = self.receipts.iter().find(|receipt| receipt.kind == "receipt") {
             said.push(format!("Receipt sent {}.", read(&receipt.sent_at).map(crate::instant).unwrap_or_default()));
         }
@@ -194,7 +223,7 @@ fn effect_row(consumer: &str, topic: &str, effect: Option<&Effect>, dead: Option
             };
             entry(None, consumer, format!("{topic} {what}"), "")
         }
-        (None, None) => entry(None, consumer, format!("{topic} waiting"), ""),
+        (None, None) => entry(None, consumer, format!("{topic} waiting: no attempt is known"), ""),
     };
     row.missing = dead.is_none_or(|letter| !matches!(letter.state.as_str(), "discarded" | "resolved"));
     row
@@ -203,7 +232,15 @@ fn effect_row(consumer: &str, topic: &str, effect: Option<&Effect>, dead: Option
 impl fmt::Display for Trail {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let order = &self.order;
-        writeln!(f, "order {}  {}  {} (version {})  {}", order.id, order.reference, order.status, order.version, money(Some(order.amount_minor), Some(&order.currency)))?;
+        writeln!(
+            f,
+            "order {}  {}  {} (version {})  {}",
+            order.id,
+            order.reference,
+            order.status,
+            order.version,
+            money(Some(order.amount_minor), Some(&order.currency))
+        )?;
         writeln!(f, "{}\n", self.words())?;
         let mut before: Option<OffsetDateTime> = None;
         for entry in self.entries() {

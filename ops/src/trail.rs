@@ -65,7 +65,13 @@ pub async fn trail(connection: &mut PgConnection, order: Uuid) -> sqlx::Result<O
     let known: Vec<Uuid> = trail.published.iter().map(|event| event.event_id).collect();
     let ids: Vec<Uuid> = known.iter().copied().chain(derived.keys().copied()).collect();
     trail.effects = effects(&mut *connection, &ids).await?;
-    let seen = |id: &Uuid| trail.effects.iter().any(|effect| effect.event_id == *id) || trail.booked.iter().any(|line| line.source_event_id == *id) || trail.dead.iter().any(|letter| letter.event_id == Some(*id));
+    let paid = trail.order.paid_at.is_some().then(|| event::order_paid(OrderId(trail.order.id)));
+    let seen = |id: &Uuid| {
+        paid == Some(*id)
+            || trail.effects.iter().any(|effect| effect.event_id == *id)
+            || trail.booked.iter().any(|line| line.source_event_id == *id)
+            || trail.dead.iter().any(|letter| letter.event_id == Some(*id))
+    };
     trail.past = derived.iter().filter(|(id, _)| !known.contains(id) && seen(id)).map(|(id, topic)| (*id, topic.clone())).collect();
     for letter in &trail.dead {
         trail.actions.extend(actions(&mut *connection, i64::from(i32::MAX), Some(&format!("d_{}", letter.id)), None, 20).await?);
@@ -90,7 +96,9 @@ impl Trail {
         }
         for key in self.payments.iter().filter_map(|payment| payment.key().ok()) {
             events.insert(event::payment_extra(&key), "payment.extra".into());
-            for reason in ["amount_differs", "currency_differs", "claimed_by_other_order", "order_cancelled", "order_expired", "captured_more", "extra_captured_more"] {
+            for reason in
+                ["amount_differs", "currency_differs", "claimed_by_other_order", "order_cancelled", "order_expired", "captured_more", "extra_captured_more"]
+            {
                 events.insert(event::payment_held(&key, reason), "payment.held".into());
             }
         }
@@ -103,7 +111,9 @@ impl Trail {
         }
         for dispute in &self.disputes {
             if let Ok(provider) = dispute.provider.parse::<Provider>() {
-                events.extend(DisputeStatus::ALL.iter().map(|status| (event::order_disputed(provider, &dispute.dispute_id, *status), "order.disputed".to_owned())));
+                events.extend(
+                    DisputeStatus::ALL.iter().map(|status| (event::order_disputed(provider, &dispute.dispute_id, *status), "order.disputed".to_owned())),
+                );
             }
         }
         events

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use counterfoil_broker::{Link, Pace, supervise, topology};
-use counterfoil_chassis::{Process, replica};
 use counterfoil_chassis::postgres::{self, PoolSettings};
+use counterfoil_chassis::{Process, replica};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;

@@ -195,6 +195,12 @@ impl Fleet {
         Child::start("counterfoil", &["housekeep"], &settings)
     }
 
+    /// Starts a long-running command of `counterfoil`, such as `console`.
+    #[must_use]
+    pub fn run_long(&self, command: &str) -> Child {
+        Child::start("counterfoil", &[command], &self.settings())
+    }
+
     /// Runs a command of `counterfoil` to its end; its exit code and what it printed.
     pub async fn counterfoil(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let mut command = tokio::process::Command::new(binary("counterfoil"));

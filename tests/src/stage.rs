@@ -83,6 +83,17 @@ impl Stage {
         sqlx::query_scalar(query).fetch_one(&mut database).await.unwrap()
     }
 
+    /// Has the server end and refuse every connection to this database, or take them again: as good as its being away.
+    pub async fn refuse_connections(&self, refuse: bool) {
+        let (server, name) = self.database_url.rsplit_once('/').unwrap();
+        let mut other = PgConnection::connect(&format!("{server}/postgres")).await.unwrap();
+        let change = format!("ALTER DATABASE \"{name}\" WITH ALLOW_CONNECTIONS {}", !refuse);
+        sqlx::raw_sql(AssertSqlSafe(change)).execute(&mut other).await.unwrap();
+        if refuse {
+            sqlx::query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1").bind(name).execute(&mut other).await.unwrap();
+        }
+    }
+
     /// How many rows of a table hold a text anywhere, bytes included.
     pub async fn count_in(&self, table: &str, text: &str) -> i64 {
         let mut database = PgConnection::connect(&self.database_url).await.unwrap();

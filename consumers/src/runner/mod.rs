@@ -12,7 +12,7 @@ mod pause;
 mod session;
 mod settle;
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use counterfoil_broker::{Pace, Rung, supervise, topology};
 use counterfoil_chassis::{Process, replica};
@@ -71,9 +71,8 @@ impl Runner {
         let reports = replica::report(self.pool.clone(), format!("consumers {name}"), self.process.clone(), move || {
             let busy = told.busy.share(width);
             metrics::gauge!("counterfoil_busy_share", "process" => name).set(busy);
-            let outage = told.outage.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            json!({ "busy": busy, "outage": outage.as_ref().map(|(why, _)| why), "asked_until": outage.as_ref().and_then(|(_, until)| until.as_ref()),
-                "connections": width * 2 + 2, "prefetch": prefetch })
+            let (outage, asked_until) = told.outage();
+            json!({ "busy": busy, "outage": outage, "asked_until": asked_until, "connections": width * 2 + 2, "prefetch": prefetch })
         });
         let mut session = session::Session::new(kind, settler, self.prefetch, self.process.clone(), paused, standing);
         let mut tasks = JoinSet::new();

@@ -13,6 +13,8 @@ use counterfoil_broker::{Link, topology};
 use counterfoil_chassis::Process;
 use counterfoil_chassis::busy::Busy;
 use futures_util::{FutureExt, StreamExt};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -70,12 +72,38 @@ pub(crate) struct Session<K> {
 #[derive(Debug, Default)]
 pub(crate) struct Standing {
     pub(crate) busy: Busy,
-    /// Why the other side is down, and until when it asks us to wait.
-    pub(crate) outage: Mutex<Option<(String, Option<String>)>>,
+    outage: Mutex<Option<Outage>>,
+}
+
+/// The other side is down.
+#[derive(Debug, Clone)]
+struct Outage {
+    why: String,
+    /// Until when nothing is taken; and whether the other side asked for that.
+    until: OffsetDateTime,
+    asked: bool,
+}
+
+impl Standing {
+    /// Why the other side is down, and until when it asks us to wait. An outage that is a minute past its pause is nobody's news any more:
+    /// a replica that has nothing to try would repeat it for ever.
+    pub(crate) fn outage(&self) -> (Option<String>, Option<String>) {
+        let now = OffsetDateTime::now_utc();
+        let outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner).clone().filter(|outage| now < outage.until + Duration::from_secs(60));
+        let until = outage.as_ref().filter(|outage| outage.asked && now < outage.until).and_then(|outage| outage.until.format(&Rfc3339).ok());
+        (outage.map(|outage| outage.why), until)
+    }
 }
 
 impl<K: Kind> Session<K> {
-    pub(crate) fn new(kind: Arc<K>, settler: Arc<Settler>, prefetch: u16, process: Process, paused: watch::Receiver<Option<bool>>, standing: Arc<Standing>) -> Self {
+    pub(crate) fn new(
+        kind: Arc<K>,
+        settler: Arc<Settler>,
+        prefetch: u16,
+        process: Process,
+        paused: watch::Receiver<Option<bool>>,
+        standing: Arc<Standing>,
+    ) -> Self {
         Self { kind, settler, prefetch, process, stage: Stage::Start, outages: 0, paused, standing }
     }
 
@@ -135,8 +163,8 @@ impl<K: Kind> Session<K> {
         let consumer = self.kind.name();
         tracing::error!(consumer, reason, pause_ms = pause.as_millis(), "outage: nothing is taken, no attempts are used");
         metrics::gauge!("counterfoil_consumer_outage", "consumer" => consumer).set(1.0);
-        let until = asked.and_then(|_| (time::OffsetDateTime::now_utc() + pause).format(&time::format_description::well_known::Rfc3339).ok());
-        *self.standing.outage.lock().unwrap_or_else(PoisonError::into_inner) = Some((reason.to_owned(), until));
+        let outage = Outage { why: reason.to_owned(), until: OffsetDateTime::now_utc() + pause, asked: asked.is_some() };
+        *self.standing.outage.lock().unwrap_or_else(PoisonError::into_inner) = Some(outage);
         let _ = timeout(pause, self.process.shutdown.cancelled()).await;
     }
 

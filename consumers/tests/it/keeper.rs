@@ -29,7 +29,10 @@ async fn what_is_dead_lettered_is_kept_once_each_with_its_bytes_and_looking_take
     until("the queue is empty", 10, 0, async || stage.waiting(DEAD).await).await;
     let stored: Vec<Vec<u8>> = sqlx::query_scalar("SELECT body FROM dead_letters").fetch_all(&stage.pool()).await.unwrap();
     assert!(bodies.iter().all(|body| stored.contains(body)), "the bytes as they came");
-    assert_eq!(stage.count("SELECT count(*) FROM dead_letters WHERE state = 'open' AND consumer = 'email' AND topic = 'order.paid' AND amount_minor = 1099").await, 250);
+    assert_eq!(
+        stage.count("SELECT count(*) FROM dead_letters WHERE state = 'open' AND consumer = 'email' AND topic = 'order.paid' AND amount_minor = 1099").await,
+        250
+    );
 }
 
 #[tokio::test]
@@ -49,7 +52,8 @@ async fn a_keeper_killed_before_its_commit_or_before_its_ack_loses_none_and_doub
 #[tokio::test]
 async fn a_body_that_is_no_event_is_kept_as_it_is_and_cannot_be_replayed() {
     let stage = Stage::new().await;
-    let bodies: Vec<Vec<u8>> = vec![b"not JSON".to_vec(), b"{\"a\":\"\\u0000\"}".to_vec(), vec![0, 255, 254], json!({ "specversion": "1.0" }).to_string().into_bytes()];
+    let bodies: Vec<Vec<u8>> =
+        vec![b"not JSON".to_vec(), b"{\"a\":\"\\u0000\"}".to_vec(), vec![0, 255, 254], json!({ "specversion": "1.0" }).to_string().into_bytes()];
     stage.put(DEAD, &bodies).await;
     stage.put(DEAD, &bodies[..1]).await; // the same bytes again are the same dead letter
     let _keeper = keeper(&stage).ready().await;
@@ -102,5 +106,6 @@ async fn a_message_that_crashes_its_consumer_is_kept_as_given_up_by_the_broker()
         }
     }
     let _keeper = keeper(&stage).ready().await;
-    until("it is kept", 20, 1, async || stage.count("SELECT count(*) FROM dead_letters WHERE kind = 'crash' AND error LIKE 'the broker gave it up%'").await).await;
+    until("it is kept", 20, 1, async || stage.count("SELECT count(*) FROM dead_letters WHERE kind = 'crash' AND error LIKE 'the broker gave it up%'").await)
+        .await;
 }

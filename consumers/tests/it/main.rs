@@ -3,8 +3,8 @@
 mod conformance;
 mod crm;
 mod email;
-mod ladder;
 mod keeper;
+mod ladder;
 mod ledger;
 mod panics;
 mod refunds;

@@ -40,7 +40,13 @@ impl Deliver for Touchy {
 }
 
 async fn runs<K: Kind>(bench: &Bench, kind: K, process: &Process) {
-    let runner = Runner { amqp_url: bench.stage.amqp_url.clone(), rungs: counterfoil_tests::stage::test_rungs(), prefetch: 20, process: process.clone(), pool: bench.stage.pool() };
+    let runner = Runner {
+        amqp_url: bench.stage.amqp_url.clone(),
+        rungs: counterfoil_tests::stage::test_rungs(),
+        prefetch: 20,
+        process: process.clone(),
+        pool: bench.stage.pool(),
+    };
     let look = async {
         until("the panic is dead", 20, 1, async || bench.stage.waiting(&bench.dead_queue()).await).await;
         until("its neighbours are done", 20, 9, async || bench.stage.count("SELECT count(*) FROM processed_events WHERE state = 'done'").await).await;

@@ -23,7 +23,11 @@ const DEADLINE: Duration = Duration::from_secs(3);
 pub async fn report(pool: PgPool, name: String, process: Process, look: impl Fn() -> Value) {
     let instance = Uuid::new_v4();
     while !process.shutdown.is_cancelled() {
-        let report = look();
+        let mut report = look();
+        let (ready, conditions) = process.readiness.report();
+        if let Some((condition, why)) = conditions.into_iter().find(|(_, why)| !ready && why != "ok" && why != "stopping") {
+            report["trouble"] = format!("{condition}: {why}").into();
+        }
         let said = within(&pool, DEADLINE, async |connection: &mut PgConnection| say(connection, &name, instance, &report).await);
         if let Err(error) = said.await {
             tracing::debug!(%error, "the report of this process could not be written");

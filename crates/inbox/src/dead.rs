@@ -45,7 +45,8 @@ pub struct Died {
     pub died_at: Option<OffsetDateTime>,
 }
 
-/// Keeps a message that died, once: a copy of the same death changes nothing. One that died again after a replay, or after somebody
+/// Keeps a message that died, once: a copy of the same death changes nothing. Which death it is its replay's number says, not a clock;
+/// only two deaths of the same replay are told apart by their time. One that died again after a replay, or after somebody
 /// had closed it, is open again. Returns whether anything changed.
 ///
 /// # Errors
@@ -61,7 +62,7 @@ pub async fn keep(tx: &mut PgTransaction<'_>, died: &Died) -> sqlx::Result<bool>
             previous_error = CASE WHEN d.state = 'replaying' THEN d.error ELSE d.previous_error END,
             kind = excluded.kind, error = excluded.error, attempts = d.attempts + excluded.attempts, died_at = excluded.died_at, headers = excluded.headers,
             replay = excluded.replay, closed_at = NULL, closed_by = NULL, closed_reason = NULL
-         WHERE excluded.replay >= d.replay AND excluded.died_at > d.died_at",
+         WHERE excluded.replay > d.replay OR (excluded.replay = d.replay AND (d.state = 'replaying' OR excluded.died_at > d.died_at))",
         died.consumer,
         died.event_id,
         died.identity,
@@ -131,7 +132,33 @@ impl Filter {
     /// Whether it chooses nothing but a state: everything that is open, say.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        Self { state: None, ..self.clone() } == Self::default()
+        Self { state: None, ..self.clone().sound() } == Self::default()
+    }
+
+    /// Without what chooses nothing: blanks, and zeroes of times and attempts.
+    #[must_use]
+    pub fn sound(mut self) -> Self {
+        for field in [
+            &mut self.consumer,
+            &mut self.kind,
+            &mut self.state,
+            &mut self.topic,
+            &mut self.order,
+            &mut self.event,
+            &mut self.currency,
+            &mut self.text,
+            &mut self.came_back,
+        ] {
+            if field.as_deref().is_some_and(|text| text.trim().is_empty()) {
+                *field = None;
+            }
+        }
+        for field in [&mut self.since_s, &mut self.until_s, &mut self.attempts_min] {
+            if field.as_deref().is_some_and(|text| text.trim().trim_start_matches('0').is_empty()) {
+                *field = None;
+            }
+        }
+        self
     }
 
     /// As JSON.
@@ -450,7 +477,12 @@ pub async fn unfinished(connection: &mut PgConnection) -> sqlx::Result<Vec<Unfin
 /// # Errors
 /// When the database fails.
 pub async fn of_order(connection: &mut PgConnection, order_id: Uuid) -> sqlx::Result<Vec<DeadLetter>> {
-    list(connection, &Filter { order: Some(order_id.to_string()), ..Filter::default() }, Order::Oldest, 0, 100).await
+    let ids = sqlx::query_scalar!("SELECT id FROM dead_letters WHERE order_id = $1 ORDER BY id LIMIT 100", order_id).fetch_all(&mut *connection).await?;
+    let mut letters = Vec::new();
+    for id in ids {
+        letters.extend(find(&mut *connection, id).await?);
+    }
+    Ok(letters)
 }
 
 /// The order of a dead letter's event.
@@ -467,7 +499,7 @@ pub async fn order_of_event(connection: &mut PgConnection, event_id: Uuid) -> sq
 /// # Errors
 /// When the database fails.
 pub async fn erase_dead(tx: &mut PgTransaction<'_>, orders: &[Uuid], texts: &[String]) -> sqlx::Result<u64> {
-    let texts: Vec<Vec<u8>> = texts.iter().map(|text| text.clone().into_bytes()).collect();
+    let texts: Vec<Vec<u8>> = texts.iter().map(|text| format!("\"{text}\"").into_bytes()).collect(); // a whole JSON string, not a part of one
     let nobody = json!({ "email": null, "name": null, "phone": null });
     let events = sqlx::query!(
         r#"UPDATE dead_letters SET body = convert_to((CASE WHEN convert_from(body, 'UTF8')::jsonb #> '{data,customer}' IS NULL THEN convert_from(body, 'UTF8')::jsonb
@@ -479,7 +511,7 @@ pub async fn erase_dead(tx: &mut PgTransaction<'_>, orders: &[Uuid], texts: &[St
     let mut erased = events.execute(&mut **tx).await?.rows_affected();
     let others = sqlx::query!(
         "UPDATE dead_letters SET body = '', erased_at = now() WHERE event_id IS NULL AND erased_at IS NULL
-            AND EXISTS (SELECT FROM unnest($1::bytea[]) AS t (text) WHERE length(t.text) > 0 AND position(t.text IN body) > 0)",
+            AND EXISTS (SELECT FROM unnest($1::bytea[]) AS t (text) WHERE position(t.text IN body) > 0)",
         &texts
     );
     erased += others.execute(&mut **tx).await?.rows_affected();
@@ -517,4 +549,30 @@ pub async fn oldest_open_seconds(connection: &mut PgConnection) -> sqlx::Result<
     )
     .fetch_one(connection)
     .await
+}
+
+/// Opens letters again whose replay has brought neither an effect nor another death for `settled_s` seconds, at which nobody works: their
+/// message was lost. Returns how many.
+///
+/// # Errors
+/// When the database fails.
+pub async fn open_lost_replays(tx: &mut PgTransaction<'_>, settled_s: i64) -> sqlx::Result<u64> {
+    let done = sqlx::query!(
+        "UPDATE dead_letters d SET state = 'open', came_back = came_back + 1, previous_error = error, error = 'its replay was lost on its way: no effect and no error came of it'
+         WHERE d.state = 'replaying' AND d.replayed_at < now() - make_interval(secs => $1::bigint::float8)
+            AND NOT EXISTS (SELECT FROM processed_events p WHERE p.consumer = d.consumer AND p.event_id = d.event_id
+                AND (p.state = 'done' OR p.lease_until > now() OR p.updated_at > now() - make_interval(secs => $1::bigint::float8)))",
+        settled_s
+    );
+    Ok(done.execute(&mut **tx).await?.rows_affected())
+}
+
+/// How many of these orders' letters are about to be sent again, or were.
+///
+/// # Errors
+/// When the database fails.
+pub async fn replaying(connection: &mut PgConnection, orders: &[Uuid]) -> sqlx::Result<i64> {
+    sqlx::query_scalar!(r#"SELECT count(*) AS "count!" FROM dead_letters WHERE order_id = ANY ($1) AND state IN ('queued', 'replaying')"#, orders)
+        .fetch_one(connection)
+        .await
 }

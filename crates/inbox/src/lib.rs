@@ -235,20 +235,6 @@ pub async fn work(connection: &mut PgConnection) -> sqlx::Result<Vec<Work>> {
     .await
 }
 
-/// Which of these events are not done at a consumer that has begun with them.
-///
-/// # Errors
-/// When the database fails.
-pub async fn under_way(connection: &mut PgConnection, event_ids: &[Uuid]) -> sqlx::Result<i64> {
-    sqlx::query_scalar!(
-        r#"SELECT count(*) AS "count!" FROM processed_events p WHERE event_id = ANY ($1) AND state <> 'done'
-            AND NOT EXISTS (SELECT FROM dead_letters d WHERE d.consumer = p.consumer AND d.event_id = p.event_id)"#,
-        event_ids
-    )
-    .fetch_one(connection)
-    .await
-}
-
 /// Takes these texts out of errors and out of what the other side calls an effect.
 ///
 /// # Errors

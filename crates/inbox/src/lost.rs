@@ -91,6 +91,36 @@ pub async fn send_lost(tx: &mut PgTransaction<'_>, consumer: &str, lost: &[(i64,
     .await
 }
 
+/// Takes lost messages that were sent again `again_s` seconds ago and are still without effect, three times at the most; returns the
+/// outbox rows to send once more.
+///
+/// # Errors
+/// When the database fails.
+pub async fn send_lost_again(tx: &mut PgTransaction<'_>, consumer: &str, again_s: i64) -> sqlx::Result<Vec<i64>> {
+    sqlx::query_scalar!(
+        "UPDATE lost_messages SET sent_again = sent_again + 1, sent_again_at = now() WHERE (consumer, event_id) IN (
+            SELECT consumer, event_id FROM lost_messages WHERE consumer = $1 AND settled_at IS NULL AND sent_again < 3
+                AND sent_again_at < now() - make_interval(secs => $2::bigint::float8) ORDER BY sent_again_at LIMIT 500)
+         RETURNING outbox_id",
+        consumer,
+        again_s,
+    )
+    .fetch_all(&mut **tx)
+    .await
+}
+
+/// Consumers that lost messages within the last `within_s` seconds: how many, and when last.
+///
+/// # Errors
+/// When the database fails.
+pub async fn lost_lately(connection: &mut PgConnection, within_s: i64) -> sqlx::Result<Vec<(String, i64, time::OffsetDateTime)>> {
+    let rows = sqlx::query!(
+        r#"SELECT consumer, count(*) AS "count!", max(found_at) AS "last!" FROM lost_messages WHERE found_at > now() - make_interval(secs => $1::bigint::float8) GROUP BY consumer"#,
+        within_s
+    );
+    Ok(rows.fetch_all(connection).await?.into_iter().map(|row| (row.consumer, row.count, row.last)).collect())
+}
+
 /// Settles lost messages whose effect is done, or that died; counts (settled now, still without effect).
 ///
 /// # Errors

@@ -83,7 +83,7 @@ impl Replay {
 /// # Errors
 /// When the database fails.
 pub async fn plan(tx: &mut PgTransaction<'_>, filter: &Filter, ids: Option<&[i64]>, by: &str, horizon_s: i64) -> sqlx::Result<i64> {
-    let filter = Filter { state: Some("open".into()), ..filter.clone() };
+    let filter = Filter { state: Some("open".into()), ..filter.clone().sound() };
     let choice = ids.map_or_else(|| filter.words(), |ids| format!("{} chosen one by one", ids.len()));
     let id = sqlx::query_scalar!(
         "INSERT INTO replays (choice, filter, cut_off, planned_by) SELECT $1, $3, COALESCE(max(id), 0), $2 FROM dead_letters RETURNING id",
@@ -282,6 +282,20 @@ pub async fn start(tx: &mut PgTransaction<'_>, replay: i64, orders: &Orders, hor
         horizon_s,
     );
     let taken = taken.execute(&mut **tx).await?.rows_affected();
+    // There is nothing to do for these: they are closed, and counted as skipped.
+    sqlx::query!(
+        "WITH open AS (SELECT d.id FROM replay_items i JOIN dead_letters d ON d.id = i.dead_letter_id WHERE i.replay_id = $1 AND d.state = 'open'),
+         over AS (SELECT j.id, j.verdict, j.detail FROM dead_letters_judged((SELECT array_agg(id) FROM open), $2) j WHERE j.verdict IN ('done', 'superseded')),
+         closed AS (UPDATE dead_letters d SET state = 'resolved', closed_at = now(), closed_by = $3,
+            closed_reason = CASE o.verdict WHEN 'done' THEN 'the effect was done at ' || o.detail ELSE 'superseded by version ' || o.detail END
+            FROM over o WHERE d.id = o.id AND d.state = 'open' RETURNING d.id)
+         UPDATE replay_items i SET outcome = 'skipped', ended_at = now(), taken = true FROM closed c WHERE i.replay_id = $1 AND i.dead_letter_id = c.id",
+        replay,
+        horizon_s,
+        orders.by,
+    )
+    .execute(&mut **tx)
+    .await?;
     sqlx::query!(
         "UPDATE replays SET state = CASE WHEN $7 THEN 'done' ELSE 'running' END, started_by = $2, reason = $3, rate_per_s = $4, one_first = $5, stop_after = $6, started_at = now(),
             paced_from = now(), progress_at = now(), ended_at = CASE WHEN $7 THEN now() END WHERE id = $1",
@@ -365,10 +379,18 @@ pub async fn step(tx: &mut PgTransaction<'_>, replay: Option<i64>, horizon_s: i6
         if ended.released + ended.came_back > 0 { 0 } else { 1 }
     } else if run.one_first {
         // The first has succeeded: the rest is paced from here on.
-        sqlx::query!("UPDATE replays SET one_first = false, paced_from = clock_timestamp(), paced_released = 0 WHERE id = $1", run.id).execute(&mut **tx).await?;
+        sqlx::query!("UPDATE replays SET one_first = false, paced_from = clock_timestamp(), paced_released = 0 WHERE id = $1", run.id)
+            .execute(&mut **tx)
+            .await?;
         1
     } else {
-        due(run.rate_per_s, run.paced_s) - i64::from(run.paced_released)
+        let owed = due(run.rate_per_s, run.paced_s) - i64::from(run.paced_released);
+        let burst = due(run.rate_per_s, 1.0);
+        if owed > burst {
+            // Nobody released anything for a while: what was not used is not made up for.
+            sqlx::query!("UPDATE replays SET paced_from = clock_timestamp(), paced_released = 0 WHERE id = $1", run.id).execute(&mut **tx).await?;
+        }
+        owed.min(burst)
     };
     release(tx, run.id, allowed.clamp(0, STEP_MAX), horizon_s).await.map(Some)
 }
@@ -413,7 +435,7 @@ async fn settle_items(tx: &mut PgTransaction<'_>, replay: i64) -> sqlx::Result<C
     .await
 }
 
-/// Closes dead letters under replay whose effect is done by now. Returns how many.
+/// Closes dead letters whose effect is done by now, by a replay or by another copy. Returns how many.
 ///
 /// # Errors
 /// When the database fails.
@@ -421,7 +443,7 @@ pub async fn resolve(tx: &mut PgTransaction<'_>) -> sqlx::Result<u64> {
     let done = sqlx::query!(
         "UPDATE dead_letters d SET state = 'resolved', closed_at = now(), closed_by = COALESCE(d.closed_by, 'replay'), closed_reason = 'the effect was done at '
             || to_char(p.done_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')
-         FROM processed_events p WHERE d.state = 'replaying' AND p.consumer = d.consumer AND p.event_id = d.event_id AND p.state = 'done'"
+         FROM processed_events p WHERE d.state IN ('replaying', 'open') AND p.consumer = d.consumer AND p.event_id = d.event_id AND p.state = 'done'"
     );
     Ok(done.execute(&mut **tx).await?.rows_affected())
 }

@@ -80,20 +80,21 @@ pub struct Expected {
     pub age_s: f64,
 }
 
-/// Rows behind `mark` that were published more than `settled_s` seconds ago for one of `topics`, oldest first; and up to which row
+/// Rows behind `mark` that were published more than `settled_s` seconds ago for one of `topics` or for `queue` alone, oldest first; and up to which row
 /// everything was published that long ago. What was withheld was never sent. At most `limit` rows are looked at.
 ///
 /// # Errors
 /// When the database fails.
-pub async fn unaccounted_from(connection: &mut PgConnection, mark: i64, topics: &[String], settled_s: i64, limit: i64) -> sqlx::Result<Behind> {
+pub async fn unaccounted_from(connection: &mut PgConnection, mark: i64, topics: &[String], queue: &str, settled_s: i64, limit: i64) -> sqlx::Result<Behind> {
     let rows = sqlx::query!(
-        r#"SELECT id, event_id, exchange = 'counterfoil.events' AND topic = ANY ($2) AND last_error IS NULL AND published_at IS NOT NULL AS "expected!",
+        r#"SELECT id, event_id, ((exchange = 'counterfoil.events' AND topic = ANY ($2) AND last_error IS NULL) OR (exchange = '' AND routing_key = $5)) AND published_at IS NOT NULL AS "expected!",
             COALESCE(published_at, parked_at) <= now() - make_interval(secs => $3::bigint::float8) AS "settled?",
             extract(epoch FROM now() - published_at)::float8 AS age_s FROM outbox WHERE id > $1 ORDER BY id LIMIT $4"#,
         mark,
         topics,
         settled_s,
         limit,
+        queue,
     )
     .fetch_all(connection)
     .await?;

@@ -42,13 +42,13 @@ pub use creation::{LineText, NewOrder, begin_orders, insert_orders, settle_early
 pub use customer::{CustomerState, customer_state};
 pub use delivery::{Delivery, LATE_AFTER_SECONDS, Outcome, Settled, Verdict};
 pub use disputes::{Dispute, disputes_of};
-pub use erase::{Erased, erase_again, erase_customer, orders_of_customer};
+pub use erase::{Erased, erase_again, erase_customer, erased_lately, orders_of_customer};
 pub use events::store_failed;
 pub use failure::Failure;
 pub use health::{ProviderHealth, provider_health};
 pub use keys::{Begun, KeyAsk, Stored, begin_keys, complete_keys};
+pub use named::orders_named;
 pub use orders::{Order, OrderView, Payment, Refused, cancel, expire, find, find_by_payment, find_id, payments_of, session_of, set_session, view};
-pub use named::{orders_named};
 pub use reads::{ReadPlan, claim_due_reads, claim_read, plan_of, read_failed};
 pub use receipts::{Receipt, ReceiptKind, receipts_of, record_receipt};
 pub use refunding::{NewRefund, RefundRefused, Sending, begin_call, hold_payment, hold_refund, refund_answered, refund_refused, request_refund};

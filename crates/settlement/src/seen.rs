@@ -67,13 +67,18 @@ pub struct StoredEvent {
 /// # Errors
 /// When the database fails.
 pub async fn stored_events(connection: &mut PgConnection, id: &str) -> sqlx::Result<Vec<StoredEvent>> {
+    let providers: Vec<String> = counterfoil_payments::Provider::ALL.map(|provider| provider.name().to_owned()).to_vec();
     sqlx::query_as!(
         StoredEvent,
         r#"SELECT provider, account, event_id, provider_event_id, event_type, deliveries, differing, outcome, reason, waits_for, last_error, payment_id,
             to_char(received_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "received_at!",
             to_char(processed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS processed_at, body
-        FROM webhook_events WHERE event_id = $1 OR provider_event_id = $1 ORDER BY received_at DESC LIMIT 10"#,
+        FROM webhook_events w WHERE ctid = ANY (ARRAY(
+            SELECT ctid FROM webhook_events WHERE provider = ANY ($2) AND account = '' AND event_id = $1
+            UNION ALL SELECT ctid FROM webhook_events WHERE account <> '' AND event_id = $1 UNION ALL SELECT ctid FROM webhook_events WHERE provider_event_id = $1))
+        ORDER BY w.received_at DESC LIMIT 10"#,
         id,
+        &providers,
     )
     .fetch_all(connection)
     .await
@@ -98,12 +103,15 @@ pub async fn deliveries_of_order(connection: &mut PgConnection, order_id: Uuid) 
         Seen,
         r#"WITH names AS (
             SELECT id::text AS name FROM orders WHERE id = $1 UNION SELECT reference FROM orders WHERE id = $1 UNION SELECT payment_id FROM payments WHERE order_id = $1)
+, theirs AS (
+            SELECT w.provider, w.account, w.event_id FROM webhook_events w
+                WHERE received_at > now() - interval '7 days' AND EXISTS (SELECT FROM names WHERE position(convert_to(name, 'UTF8') IN w.body) > 0)
+            UNION SELECT w.provider, w.account, w.event_id FROM payments p
+                JOIN webhook_events w ON w.payment_id = p.payment_id AND w.provider = p.provider AND w.payment_account = p.account WHERE p.order_id = $1)
         SELECT provider, event_type, event_id, deliveries, outcome, reason, late_deliveries,
             to_char(received_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "received_at!",
             to_char(made_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS made_at
-        FROM webhook_events w WHERE (received_at > now() - interval '7 days' AND EXISTS (SELECT FROM names WHERE position(convert_to(name, 'UTF8') IN w.body) > 0))
-            OR (w.provider, w.payment_account, w.payment_id) IN (SELECT provider, account, payment_id FROM payments WHERE order_id = $1)
-        ORDER BY w.received_at LIMIT 200"#,
+        FROM webhook_events w JOIN theirs USING (provider, account, event_id) ORDER BY w.received_at LIMIT 200"#,
         order_id,
     )
     .fetch_all(connection)

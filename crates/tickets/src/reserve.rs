@@ -359,7 +359,7 @@ pub async fn orders_of_place(connection: &mut PgConnection, reservation: Option<
     sqlx::query_scalar!(
         r#"SELECT order_id AS "order_id!" FROM reservations WHERE id = $1
         UNION SELECT t.order_id FROM tickets t JOIN draws d ON d.id = t.draw_id
-            WHERE $3::bigint BETWEEN t.first_number AND t.last_number AND ($2::text IS NULL OR d.reference = $2 OR d.id::text = $2)"#,
+            WHERE $3::bigint BETWEEN t.first_number AND t.last_number AND ($2::text IS NULL OR d.reference = $2 OR d.id::text = $2) LIMIT 20"#,
         reservation,
         draw,
         number,

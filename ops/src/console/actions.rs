@@ -24,7 +24,7 @@ fn to(place: &str) -> Reply {
 /// A list of ours to go back to, whatever the form says.
 fn back(fields: &Fields) -> &str {
     let back = fields.text("back");
-    if back.starts_with("/dead") && !back.contains('\\') { back } else { "/dead" }
+    if back.starts_with("/dead") && super::local(back) == back { back } else { "/dead" }
 }
 
 /// Back to the list, where the row behind the one that was decided waits.
@@ -56,7 +56,8 @@ pub(super) async fn plan(State(console): State<Arc<Console>>, reader: Reader, he
         }
         let filter = filter_of(&fields)?;
         let mut tx = console.pool.begin().await?;
-        let plan = replay::plan(&mut tx, if all { &filter } else { &NOTHING }, (!all).then_some(ids.as_slice()), &reader.actor.person, console.horizon_s).await?;
+        let plan =
+            replay::plan(&mut tx, if all { &filter } else { &NOTHING }, (!all).then_some(ids.as_slice()), &reader.actor.person, console.horizon_s).await?;
         tx.commit().await?;
         to(&format!("/replays/{plan}"))
     };
@@ -70,7 +71,12 @@ static NOTHING: std::sync::LazyLock<Filter> = std::sync::LazyLock::new(Filter::d
 /// The filter that the list was made with.
 fn filter_of(fields: &Fields) -> Result<Filter, Trouble> {
     let names = ["consumer", "kind", "state", "topic", "order", "event", "since_s", "attempts_min", "came_back", "currency", "text"];
-    let given: Map<String, Value> = names.into_iter().filter_map(|name| Some((name.to_owned(), fields.text(&format!("filter_{name}"))))).filter(|(_, text)| !text.is_empty()).map(|(name, text)| (name, Value::String(text.to_owned()))).collect();
+    let given: Map<String, Value> = names
+        .into_iter()
+        .filter_map(|name| Some((name.to_owned(), fields.text(&format!("filter_{name}")))))
+        .filter(|(_, text)| !text.is_empty())
+        .map(|(name, text)| (name, Value::String(text.to_owned())))
+        .collect();
     let filter: Filter = serde_json::from_value(Value::Object(given)).map_err(|error| Trouble::Refused(StatusCode::BAD_REQUEST, error.to_string()))?;
     if fields.text("choice") == "all" {
         replays::must_choose(&filter)?;
@@ -108,7 +114,8 @@ pub(super) async fn replay_one(State(console): State<Arc<Console>>, reader: Read
 /// The row behind one, in the list that it was seen in.
 async fn next_of(connection: &mut sqlx::PgConnection, fields: &Fields, id: i64) -> Result<Option<i64>, Trouble> {
     let query = back(fields).split_once('?').map_or("", |(_, query)| query).to_owned();
-    let pairs: Map<String, Value> = url::form_urlencoded::parse(query.as_bytes()).map(|(name, value)| (name.into_owned(), Value::String(value.into_owned()))).collect();
+    let pairs: Map<String, Value> =
+        url::form_urlencoded::parse(query.as_bytes()).map(|(name, value)| (name.into_owned(), Value::String(value.into_owned()))).collect();
     let text = |name: &str| pairs.get(name).and_then(Value::as_str).unwrap_or_default();
     let filter = Filter {
         consumer: Some(text("consumer").to_owned()).filter(|text| !text.is_empty()),
@@ -187,7 +194,12 @@ pub(super) async fn plan_again(State(console): State<Arc<Console>>, reader: Read
         let mut tx = console.pool.begin().await?;
         let run = replay::replays(&mut tx, Some(id), 1).await?.pop().ok_or_else(|| Trouble::Nothing(format!("No replay r_{id}.")))?;
         let (_, filter) = replay::newer_than_plan(&mut tx, id).await?;
-        let rest: Vec<i64> = replay::items(&mut tx, id, None, replay::PLAN_MAX).await?.into_iter().filter(|item| matches!(item.outcome.as_str(), "left" | "came_back")).map(|item| item.dead_letter_id).collect();
+        let rest: Vec<i64> = replay::items(&mut tx, id, None, replay::PLAN_MAX)
+            .await?
+            .into_iter()
+            .filter(|item| matches!(item.outcome.as_str(), "left" | "came_back"))
+            .map(|item| item.dead_letter_id)
+            .collect();
         let plan = match filter.filter(|_| run.state == "planned") {
             Some(filter) => replay::plan(&mut tx, &filter, None, &reader.actor.person, console.horizon_s).await?,
             None => replay::plan(&mut tx, &NOTHING, Some(&rest), &reader.actor.person, console.horizon_s).await?,

@@ -79,8 +79,18 @@ impl Asked {
     fn address(&self, number: i64) -> String {
         let mut query = url::form_urlencoded::Serializer::new(String::new());
         let fields = [
-            ("consumer", &self.consumer), ("kind", &self.kind), ("state", &self.state), ("topic", &self.topic), ("order", &self.order), ("event", &self.event), ("since_s", &self.since_s),
-            ("currency", &self.currency), ("text", &self.text), ("attempts_min", &self.attempts_min), ("came_back", &self.came_back), ("sort", &self.sort),
+            ("consumer", &self.consumer),
+            ("kind", &self.kind),
+            ("state", &self.state),
+            ("topic", &self.topic),
+            ("order", &self.order),
+            ("event", &self.event),
+            ("since_s", &self.since_s),
+            ("currency", &self.currency),
+            ("text", &self.text),
+            ("attempts_min", &self.attempts_min),
+            ("came_back", &self.came_back),
+            ("sort", &self.sort),
         ];
         for (name, value) in fields.into_iter().filter(|(_, value)| !value.is_empty()) {
             query.append_pair(name, value);
@@ -158,7 +168,16 @@ fn filter_form(asked: &Asked) -> Markup {
 
 /// What is chosen, in words.
 fn chips(asked: &Asked) -> Markup {
-    let chosen = [("consumer", &asked.consumer), ("kind", &asked.kind), ("state", &asked.state), ("topic", &asked.topic), ("order", &asked.order), ("event", &asked.event), ("currency", &asked.currency), ("text", &asked.text)];
+    let chosen = [
+        ("consumer", &asked.consumer),
+        ("kind", &asked.kind),
+        ("state", &asked.state),
+        ("topic", &asked.topic),
+        ("order", &asked.order),
+        ("event", &asked.event),
+        ("currency", &asked.currency),
+        ("text", &asked.text),
+    ];
     html! { p.chips { @for (name, value) in chosen.into_iter().filter(|(_, value)| !value.is_empty()) { span.chip { (name) " = " (value) } " " } } }
 }
 
@@ -184,7 +203,7 @@ fn row_table(reader: &Reader, asked: &Asked, filter: &Filter, letters: &[DeadLet
             div.bar {
                 p { strong { (total) } " match, " (letters.len()) " on this page" }
                 button name="choice" value="ticked" disabled[!may] { "Replay ticked…" }
-                @if !filter.is_empty() { button name="choice" value="all" disabled[!may] { "Replay all " (total) " matching…" } }
+                @if !filter.is_empty() && filter.state.as_deref() == Some("open") { button name="choice" value="all" disabled[!may] { "Replay all " (total) " matching…" } }
             }
             div.scroll tabindex="0" role="region" aria-label="Dead letters" { table.rows {
                 thead { tr {
@@ -269,14 +288,16 @@ pub(super) async fn payload(State(console): State<Arc<Console>>, reader: Reader,
 
 async fn one(console: &Console, reader: &Reader, id: i64, back: &str, revealed: Option<String>) -> Reply {
     let mut connection = console.pool.acquire().await?;
-    let letter = dead::find(&mut connection, id).await?.ok_or_else(|| Trouble::Nothing(format!("No dead letter d_{id}. Closed ones are kept as long as COUNTERFOIL_RETENTION_OUTBOX_DAYS says.")))?;
+    let letter = dead::find(&mut connection, id)
+        .await?
+        .ok_or_else(|| Trouble::Nothing(format!("No dead letter d_{id}. Closed ones are kept as long as COUNTERFOIL_RETENTION_OUTBOX_DAYS says.")))?;
     let judged = dead::judge(&mut connection, &[id], console.horizon_s).await?.pop();
     let (body, headers) = dead::bytes(&mut connection, id).await?.unwrap_or_default();
     let same = Filter { consumer: Some(letter.consumer.clone()), kind: Some(letter.kind.clone()), state: Some("open".into()), ..Filter::default() };
     let same = dead::count(&mut connection, &same).await?;
     let history = actions(&mut connection, i64::from(i32::MAX), Some(&format!("d_{id}")), None, 50).await?;
     let open = revealed.is_some();
-    let text = revealed.unwrap_or_else(|| masked(&body).unwrap_or_else(|why| format!("({} bytes, {why}.)", body.len())));
+    let text = revealed.unwrap_or_else(|| masked(&body, letter.event_id.is_some()).unwrap_or_else(|why| format!("({} bytes, {why}.)", body.len())));
     let back = if back.starts_with("/dead") { back } else { "/dead" };
     let content = html! {
         p { a href=(back) { "Back to the list" } }
@@ -301,7 +322,7 @@ async fn one(console: &Console, reader: &Reader, id: i64, back: &str, revealed: 
                 }
             }
         }
-        section { h2 { "Headers" } @if headers.as_object().is_none_or(serde_json::Map::is_empty) { p.empty { "None." } } dl.facts { @for (name, value) in headers.as_object().into_iter().flatten() { div { dt { (name) } dd { (value.as_str().unwrap_or_default()) } } } } }
+        section { h2 { "Headers" } @if headers.as_object().is_none_or(serde_json::Map::is_empty) { p.empty { "None." } } dl.facts { @for (name, value) in headers.as_object().into_iter().flatten().filter(|(name, _)| name.starts_with("x-counterfoil-") || *name == "traceparent") { div { dt { (name) } dd { (value.as_str().unwrap_or_default()) } } } } }
         section { h2 { "Audit of this one" } (audit::table(&history)) }
     };
     let mut frame = Frame::of("Dead letter", "/dead");

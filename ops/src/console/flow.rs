@@ -78,7 +78,12 @@ fn line(consumer: &Consumer) -> Markup {
         || "unknown".to_owned(),
         |queues| {
             let work = queues.work.map_or("missing".to_owned(), |(ready, consumers)| format!("{ready} ready, {consumers} consumers"));
-            let rungs: Vec<String> = queues.rungs.iter().filter(|(_, ready)| *ready != Some(0)).map(|(rung, ready)| format!("{} on {rung}", ready.map_or("missing".into(), |ready| ready.to_string()))).collect();
+            let rungs: Vec<String> = queues
+                .rungs
+                .iter()
+                .filter(|(_, ready)| *ready != Some(0))
+                .map(|(rung, ready)| format!("{} on {rung}", ready.map_or("missing".into(), |ready| ready.to_string())))
+                .collect();
             if rungs.is_empty() { work } else { format!("{work}; {}", rungs.join(", ")) }
         },
     );

@@ -33,7 +33,7 @@ use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
-use crate::facts::{BrokerAt, Facts, gather};
+use crate::facts::{BrokerAt, Facts, Gatherer};
 use crate::replays::exit;
 use fields::Fields;
 use page::{Frame, Reader, page};
@@ -42,7 +42,7 @@ pub use options::{ConsoleOptions, ConsoleSettings};
 pub use session::{Door, Proxy};
 
 /// Longest time for gathering the facts of a page.
-const PATIENCE: Duration = Duration::from_secs(6);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Largest form: ten thousand ticked rows.
 const FORM_BYTES_MAX: usize = 512 << 10;
@@ -57,7 +57,7 @@ const POLICY: &str =
 /// What the pages share.
 struct Console {
     pool: PgPool,
-    broker: Option<BrokerAt>,
+    gatherer: Gatherer,
     door: Door,
     mode: &'static str,
     horizon_s: i64,
@@ -73,12 +73,10 @@ pub async fn run(pool: PgPool, broker: Option<BrokerAt>, settings: ConsoleSettin
     let ConsoleSettings { listen, door, mode } = settings;
     let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen} (COUNTERFOIL_CONSOLE_LISTEN)"))?;
     process.readiness.fails("database", "not asked yet");
-    let console = Arc::new(Console { pool: pool.clone(), broker, door, mode, horizon_s, known: Mutex::default() });
+    let console = Arc::new(Console { pool: pool.clone(), gatherer: Gatherer::new(broker), door, mode, horizon_s, known: Mutex::default() });
     let shutdown = process.shutdown.clone();
     let service = router(console).into_make_service_with_connect_info::<SocketAddr>();
-    let serve = async {
-        axum::serve(listener, service).with_graceful_shutdown(shutdown.cancelled_owned()).await.context("the console's server failed")
-    };
+    let serve = async { axum::serve(listener, service).with_graceful_shutdown(shutdown.cancelled_owned()).await.context("the console's server failed") };
     let reports = replica::report(pool.clone(), "console".into(), process.clone(), || json!({ "connections": CONNECTIONS }));
     let (served, (), ()) = tokio::join!(serve, postgres::watch(pool, process.clone()), reports);
     served
@@ -174,12 +172,8 @@ type Reply = Result<Response, Trouble>;
 impl Console {
     /// The facts, and why they are old, where they are.
     async fn facts(&self) -> (Option<Facts>, Option<String>) {
-        let read = async {
-            let mut connection = self.pool.acquire().await?;
-            gather(&mut connection, self.broker.as_ref()).await
-        };
         let remember = |facts: &Facts| *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(facts.clone());
-        match timeout(PATIENCE, read).await.unwrap_or_else(|_| Err(anyhow::anyhow!("it does not answer in time"))) {
+        match timeout(PATIENCE, self.gatherer.gather(&self.pool)).await.unwrap_or_else(|_| Err(anyhow::anyhow!("it does not answer in time"))) {
             Ok(facts) => {
                 remember(&facts);
                 (Some(facts), None)
@@ -200,7 +194,8 @@ impl Console {
             Trouble::Away(why) => {
                 reader.away = Some(why);
                 let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                return (StatusCode::SERVICE_UNAVAILABLE, page(&Frame::of("Database away", "/"), &reader, &now::content(known.as_ref(), &reader, &[]))).into_response();
+                return (StatusCode::SERVICE_UNAVAILABLE, page(&Frame::of("Database away", "/"), &reader, &now::content(known.as_ref(), &reader, &[])))
+                    .into_response();
             }
         };
         let content = html! {
@@ -216,7 +211,10 @@ impl Console {
         if self.door.own_form(&reader.actor, fields.text("token"), headers) {
             return Ok(());
         }
-        Err(Trouble::Refused(StatusCode::FORBIDDEN, "This form is not from this console, or from before you signed in. Go back, reload the page, and press the button again.".into()))
+        Err(Trouble::Refused(
+            StatusCode::FORBIDDEN,
+            "This form is not from this console, or from before you signed in. Go back, reload the page, and press the button again.".into(),
+        ))
     }
 }
 
@@ -274,7 +272,8 @@ struct SignIn {
 
 /// A path of this site, whatever was asked for.
 fn local(next: &str) -> &str {
-    if next.starts_with('/') && !next.starts_with("//") && !next.contains('\\') { next } else { "/" }
+    let sound = next.starts_with('/') && !next.starts_with("//") && next.bytes().all(|byte| byte > b' ' && byte != b'\\' && byte != 0x7f);
+    if sound { next } else { "/" }
 }
 
 fn sign_in_form(console: &Console, next: &str, wrong: bool) -> Markup {

@@ -21,7 +21,7 @@ pub(super) async fn show(State(console): State<Arc<Console>>, mut reader: Reader
         Ok(mut connection) if reader.away.is_none() => replays(&mut connection, None, 5).await.unwrap_or_default(),
         _ => Vec::new(),
     };
-    page(&Frame { refresh: Some((15, "/".into())), ..Frame::of("Now", "/") }, &reader, &content(facts.as_ref(), &reader, &running)).into_response()
+    page(&Frame { live: Some(15), ..Frame::of("Now", "/") }, &reader, &content(facts.as_ref(), &reader, &running)).into_response()
 }
 
 /// The page without its frame; also what is shown while the database is away.
@@ -74,7 +74,8 @@ fn tiles(facts: &Facts) -> Markup {
     let broker = match &facts.broker_unknown {
         Some(why) => Tile { name: "Broker", to: "/flow", number: "unknown".into(), unit: "", oldest: why.clone(), state: ("warn", "unknown".into()) },
         None => {
-            let ready: u32 = facts.consumers.iter().filter_map(|consumer| consumer.queues.as_ref()).filter_map(|queues| queues.work).map(|(ready, _)| ready).sum();
+            let ready: u32 =
+                facts.consumers.iter().filter_map(|consumer| consumer.queues.as_ref()).filter_map(|queues| queues.work).map(|(ready, _)| ready).sum();
             let rungs: u32 = facts.consumers.iter().filter_map(|consumer| consumer.queues.as_ref()).map(crate::depths::Depths::on_rungs).sum();
             let missing = facts.consumers.iter().filter_map(|consumer| consumer.queues.as_ref()).flat_map(crate::depths::Depths::missing).count();
             let state = if missing > 0 { ("bad", format!("{missing} queues missing")) } else { ("good", "all queues there".into()) };
@@ -87,7 +88,12 @@ fn tiles(facts: &Facts) -> Markup {
             to: "/flow",
             number: facts.ingest.last_minute.to_string(),
             unit: "events a minute",
-            oldest: facts.providers.iter().map(|provider| provider.health.ago_s).reduce(f64::min).map_or("none today".into(), |s| format!("last {} ago", seconds(s.max(0.1)))),
+            oldest: facts
+                .providers
+                .iter()
+                .map(|provider| provider.health.ago_s)
+                .reduce(f64::min)
+                .map_or("none today".into(), |s| format!("last {} ago", seconds(s.max(0.1)))),
             state: if facts.ingest.replicas == 0 { ("bad", "no process runs".into()) } else { ("good", format!("{} running", facts.ingest.replicas)) },
         },
         Tile {
@@ -96,7 +102,11 @@ fn tiles(facts: &Facts) -> Markup {
             number: outbox.unpublished.to_string(),
             unit: "waiting",
             oldest: format!("oldest {}", seconds(outbox.oldest_s)),
-            state: if outbox.unroutable + outbox.parked > 0 { ("bad", format!("{} unroutable, {} parked", outbox.unroutable, outbox.parked)) } else { state_of(&outbox.advice.words()) },
+            state: if outbox.unroutable + outbox.parked > 0 {
+                ("bad", format!("{} unroutable, {} parked", outbox.unroutable, outbox.parked))
+            } else {
+                state_of(&outbox.advice.words())
+            },
         },
         broker,
         Tile {
@@ -105,14 +115,26 @@ fn tiles(facts: &Facts) -> Markup {
             number: waiting.to_string(),
             unit: "waiting",
             oldest: format!("oldest {}", seconds(oldest)),
-            state: facts.consumers.iter().map(|consumer: &Consumer| state_of(&consumer.advice.words())).find(|(kind, _)| *kind != "good").unwrap_or(("good", "keeping up".into())),
+            state: facts
+                .consumers
+                .iter()
+                .map(|consumer: &Consumer| state_of(&consumer.advice.words()))
+                .find(|(kind, _)| *kind != "good")
+                .unwrap_or(("good", "keeping up".into())),
         },
         Tile {
             name: "Effects",
             to: "/dead",
             number: open.to_string(),
             unit: "dead letters",
-            oldest: facts.consumers.iter().filter_map(|consumer| consumer.dead.as_ref()).map(|dead| dead.oldest_seconds).reduce(f64::max).filter(|s| *s > 0.0).map_or("none open".into(), |s| format!("oldest {}", seconds(s))),
+            oldest: facts
+                .consumers
+                .iter()
+                .filter_map(|consumer| consumer.dead.as_ref())
+                .map(|dead| dead.oldest_seconds)
+                .reduce(f64::max)
+                .filter(|s| *s > 0.0)
+                .map_or("none open".into(), |s| format!("oldest {}", seconds(s))),
             state: if open == 0 { ("good", "none needs a decision".into()) } else { ("bad", format!("{open} need a decision")) },
         },
     ];

@@ -35,14 +35,24 @@ pub struct ConsoleSettings {
 }
 
 impl ConsoleOptions {
-    pub(crate) fn check(&self, problems: &mut Problems, tokens: Option<&String>, shared_secret: &str, console_url: Option<&String>, mode: &'static str) -> Option<ConsoleSettings> {
+    pub(crate) fn check(
+        &self,
+        problems: &mut Problems,
+        tokens: Option<&String>,
+        shared_secret: &str,
+        console_url: Option<&String>,
+        mode: &'static str,
+    ) -> Option<ConsoleSettings> {
         let listen: Option<SocketAddr> = problems.parsed("COUNTERFOIL_CONSOLE_LISTEN", &self.listen);
         let proxy = match &self.proxy_header {
-            Some(header) => Some(Proxy::read(header, &self.proxy_addresses, &self.proxy_roles).map_err(|why| problems.note("COUNTERFOIL_CONSOLE_PROXY_HEADER", why)).ok()?),
+            Some(header) => {
+                Some(Proxy::read(header, &self.proxy_addresses, &self.proxy_roles).map_err(|why| problems.note("COUNTERFOIL_CONSOLE_PROXY_HEADER", why)).ok()?)
+            }
             None => None,
         };
         let secure = console_url.is_some_and(|url| url.starts_with("https://"));
-        let door = Door::new(tokens.map_or("", String::as_str), proxy, shared_secret, secure).map_err(|why| problems.note("COUNTERFOIL_CONSOLE_TOKENS", why)).ok();
+        let door =
+            Door::new(tokens.map_or("", String::as_str), proxy, shared_secret, secure).map_err(|why| problems.note("COUNTERFOIL_CONSOLE_TOKENS", why)).ok();
         Some(ConsoleSettings { listen: listen?, door: door?, mode })
     }
 }

@@ -31,13 +31,15 @@ impl Reader {
 pub(super) struct Frame<'a> {
     pub(super) title: &'a str,
     pub(super) here: &'a str,
-    /// Seconds until it reloads, and where to.
+    /// Seconds until it is left, whatever the reader does, and where to.
     pub(super) refresh: Option<(u32, String)>,
+    /// Seconds after which it is read anew, unless the reader is busy with it.
+    pub(super) live: Option<u32>,
 }
 
 impl<'a> Frame<'a> {
     pub(super) fn of(title: &'a str, here: &'a str) -> Self {
-        Self { title, here, refresh: None }
+        Self { title, here, refresh: None, live: None }
     }
 }
 
@@ -52,13 +54,14 @@ pub(super) fn page(frame: &Frame<'_>, reader: &Reader, content: &Markup) -> Mark
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
+                @if let Some(seconds) = frame.live { noscript { meta http-equiv="refresh" content=(seconds); } }
                 @if let Some((seconds, to)) = &frame.refresh { meta http-equiv="refresh" content={ (seconds) ";url=" (to) }; }
                 title { (frame.title) " · Counterfoil" }
                 link rel="stylesheet" href="/assets/style.css";
                 link rel="icon" href="/assets/icon.svg" type="image/svg+xml";
                 script src="/assets/script.js" defer {}
             }
-            body {
+            body data-live=[frame.live] {
                 a.skip href="#content" { "Skip to the content" }
                 header.top {
                     a.brand href="/" { span.stub aria-hidden="true" {} "Counterfoil" }

@@ -60,8 +60,8 @@ async fn one(console: &Console, reader: &Reader, id: i64) -> Reply {
     }
     let back = replay::items(&mut connection, id, Some("came_back"), 200).await?;
     let (newer, _) = replay::newer_than_plan(&mut connection, id).await?;
-    let refresh = (run.state == "running").then(|| (1, format!("/replays/{id}")));
-    shown(&Frame { refresh, ..Frame::of("Replay", "/replays") }, reader, &progress(reader, &run, &back, newer))
+    let live = (run.state == "running").then_some(1);
+    shown(&Frame { live, ..Frame::of("Replay", "/replays") }, reader, &progress(reader, &run, &back, newer))
 }
 
 fn preview(reader: &Reader, run: &Replay, lines: &[PlanLine], samples: &[Item], newer: i64) -> Markup {
@@ -99,7 +99,7 @@ fn preview(reader: &Reader, run: &Replay, lines: &[PlanLine], samples: &[Item], 
                     label { span { "Rate, a second" } input type="number" name="rate" min="0.1" max="200" step="0.1" value=(RATE_PER_S) disabled[!may]; }
                     label { span { "Stop after so many came back" } input type="number" name="stop_after" min="1" value="5" disabled[!may]; }
                     label.box { input type="checkbox" name="one_first" value="1" checked disabled[!may]; span { "One first: go on only when it is done" } }
-                    @if will_run > CONFIRM_ABOVE || risky { label { span { "Type the number that will run" } input name="confirm" inputmode="numeric" disabled[!may] autocomplete="off"; } }
+                    @if will_run > CONFIRM_ABOVE as i64 || risky { label { span { "Type the number that will run" } input name="confirm" inputmode="numeric" disabled[!may] autocomplete="off"; } }
                 }
                 p.dim { "Stop takes back what is not released; what is released cannot be recalled." }
                 button.primary disabled[!may || (will_run == 0 && !risky)] title=[(!may).then(|| reader.why_not(Role::Operator))] { "Replay " (will_run) }

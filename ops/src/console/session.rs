@@ -74,7 +74,12 @@ impl Proxy {
     /// # Errors
     /// Says what is wrong.
     pub fn read(header: &str, addresses: &str, roles: &str) -> Result<Self, String> {
-        let addresses = addresses.split(',').map(str::trim).filter(|part| !part.is_empty()).map(|part| part.parse().map_err(|_| format!("{part:?} is no address"))).collect::<Result<Vec<IpAddr>, _>>()?;
+        let addresses = addresses
+            .split(',')
+            .map(str::trim)
+            .filter(|part| !part.is_empty())
+            .map(|part| part.parse().map_err(|_| format!("{part:?} is no address")))
+            .collect::<Result<Vec<IpAddr>, _>>()?;
         if addresses.is_empty() {
             return Err("COUNTERFOIL_CONSOLE_PROXY_ADDRESSES must list who may set the header".into());
         }
@@ -138,8 +143,10 @@ impl Door {
 
     /// Who sends this request.
     pub(super) fn who(&self, headers: &HeaderMap, from: IpAddr) -> Option<Actor> {
-        if let Some(proxy) = self.proxy.as_ref().filter(|proxy| proxy.addresses.contains(&from)) {
-            let person = headers.get(&proxy.header).and_then(|value| value.to_str().ok()).map(str::trim).filter(|person| !person.is_empty())?;
+        if let Some(proxy) = self.proxy.as_ref().filter(|proxy| proxy.addresses.contains(&from.to_canonical())) {
+            let mut values = headers.get_all(&proxy.header).iter();
+            let (first, None) = (values.next(), values.next()) else { return None }; // added to what the client sent: nobody knows who it is
+            let person = first.and_then(|value| value.to_str().ok()).map(str::trim).filter(|person| !person.is_empty())?;
             let role = proxy.roles.get(person).or_else(|| proxy.roles.get("*")).copied()?;
             return Some(Actor { person: person.to_owned(), role, came_from: format!("console {from}") });
         }

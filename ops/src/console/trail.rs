@@ -29,7 +29,9 @@ async fn find(console: &Console, reader: &Reader, id: &str) -> Reply {
         [] => {
             let waiting = counterfoil_settlement::waiting_for_order(&mut connection, id).await?;
             let more = if waiting > 0 { format!(" {waiting} events wait for an order of this name.") } else { String::new() };
-            return Err(Trouble::Nothing(format!("No payment, event, order or ticket has the id {id}.{more} Deliveries are kept as long as COUNTERFOIL_RETENTION_EVENTS_DAYS says. If the provider shows it as delivered, search its event id.")));
+            return Err(Trouble::Nothing(format!(
+                "No payment, event, order or ticket has the id {id}.{more} Deliveries are kept as long as COUNTERFOIL_RETENTION_EVENTS_DAYS says. If the provider shows it as delivered, search its event id."
+            )));
         }
         [one] => timeline(one),
         several => html! {
@@ -74,7 +76,9 @@ fn timeline(trail: &Trail) -> Markup {
 /// Words, with dead letters linked.
 fn what(text: &str) -> Markup {
     match text.split_once(" as d_").and_then(|(head, rest)| rest.split_once(':').map(|(number, tail)| (head, number, tail))) {
-        Some((head, number, tail)) if number.bytes().all(|byte| byte.is_ascii_digit()) => html! { (head) " as " a href={ "/dead/" (number) } { "d_" (number) } ":" (tail) },
+        Some((head, number, tail)) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
+            html! { (head) " as " a href={ "/dead/" (number) } { "d_" (number) } ":" (tail) }
+        }
         _ => html! { (text) },
     }
 }

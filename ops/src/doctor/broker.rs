@@ -5,7 +5,7 @@ use std::time::Duration;
 use counterfoil_broker::lapin::BasicProperties;
 use counterfoil_broker::topology::mismatched;
 use counterfoil_broker::{Fate, Link, Outgoing, publish_window_unless};
-use counterfoil_inbox::lost::still_lost;
+use counterfoil_inbox::lost::{lost_lately, still_lost};
 use counterfoil_outbox::stuck;
 use sqlx::PgPool;
 
@@ -42,9 +42,19 @@ async fn alarms(link: &Link) -> Finding {
     let probe = Outgoing { correlation: 1, exchange: String::new(), routing_key: NOWHERE.into(), body: Vec::new(), properties: BasicProperties::default() };
     let window = publish_window_unless(&channel, &[probe], Duration::from_secs(5), link.blocked_for(Duration::from_millis(300))).await;
     match (window.fates.first(), link.blocked()) {
-        (_, true) => Finding::bad("alarms", Health::Fail, "the broker has blocked publishers: a memory or disk alarm", "rabbitmq-diagnostics alarms; free memory or disk: the outbox holds everything meanwhile"),
+        (_, true) => Finding::bad(
+            "alarms",
+            Health::Fail,
+            "the broker has blocked publishers: a memory or disk alarm",
+            "rabbitmq-diagnostics alarms; free memory or disk: the outbox holds everything meanwhile",
+        ),
         (Some(Fate::Returned), _) => Finding::ok("alarms", "the broker takes messages"),
-        (fate, _) => Finding::bad("alarms", Health::Fail, format!("a probe was {}", fate.map_or("lost", |fate| fate.name())), "rabbitmq-diagnostics check_running, and the broker's log"),
+        (fate, _) => Finding::bad(
+            "alarms",
+            Health::Fail,
+            format!("a probe was {}", fate.map_or("lost", |fate| fate.name())),
+            "rabbitmq-diagnostics check_running, and the broker's log",
+        ),
     }
 }
 
@@ -55,10 +65,20 @@ async fn queues(at: &BrokerAt) -> Finding {
             let missing: Vec<String> = all.iter().flat_map(crate::depths::Depths::missing).collect();
             let idle: Vec<&str> = all.iter().filter(|depths| matches!(depths.work, Some((ready, 0)) if ready > 0)).map(|depths| depths.consumer).collect();
             if !missing.is_empty() {
-                return Finding::bad("queues", Health::Fail, format!("missing: {}", missing.join(", ")), "counterfoil-migrate; what was lost is sent again by housekeeping");
+                return Finding::bad(
+                    "queues",
+                    Health::Fail,
+                    format!("missing: {}", missing.join(", ")),
+                    "counterfoil-migrate; what was lost is sent again by housekeeping",
+                );
             }
             if !idle.is_empty() {
-                return Finding::bad("queues", Health::Fail, format!("messages wait and nobody consumes: {}", idle.join(", ")), "start counterfoil-consumers <name>");
+                return Finding::bad(
+                    "queues",
+                    Health::Fail,
+                    format!("messages wait and nobody consumes: {}", idle.join(", ")),
+                    "start counterfoil-consumers <name>",
+                );
             }
             Finding::ok("queues", format!("all queues of {} consumers exist", all.len()))
         }
@@ -84,6 +104,13 @@ async fn bindings(pool: &PgPool) -> sqlx::Result<Finding> {
     let fix = "counterfoil-migrate brings missing bindings; the rows go out by themselves within a minute, or at once by counterfoil outbox release";
     if !topics.is_empty() {
         return Ok(Finding::bad("bindings", Health::Fail, format!("{} rows are unroutable, of {}", unroutable.len(), topics.join(", ")), fix));
+    }
+    let lately = lost_lately(&mut connection, 3600).await?;
+    if lost == 0 && !lately.is_empty() {
+        let found: Vec<String> =
+            lately.iter().map(|(consumer, count, last)| format!("{consumer} lost {count}, the last found {}", crate::instant(*last))).collect();
+        let fix = "counterfoil-migrate, unless you have run it since: a queue or a binding was missing. What was lost was sent again to its queue, and has had its effect";
+        return Ok(Finding::bad("bindings", Health::Warn, format!("within the last hour {}", found.join("; ")), fix));
     }
     if lost > 0 {
         return Ok(Finding::bad("bindings", Health::Fail, format!("{lost} messages did not reach a consumer, and were sent again to its queue"), fix));

@@ -22,7 +22,12 @@ pub(super) async fn examine(pool: &PgPool, horizon_s: i64) -> Vec<Finding> {
     let mut connection = match pool.acquire().await {
         Ok(connection) => connection,
         Err(error) => {
-            return vec![Finding::bad("database", Health::Fail, format!("cannot be reached: {error}"), "COUNTERFOIL_DATABASE_URL, the network, pg_hba.conf, and whether the server runs")];
+            return vec![Finding::bad(
+                "database",
+                Health::Fail,
+                format!("cannot be reached: {error}"),
+                "COUNTERFOIL_DATABASE_URL, the network, pg_hba.conf, and whether the server runs",
+            )];
         }
     };
     let connection = &mut *connection;
@@ -41,7 +46,9 @@ pub(super) async fn examine(pool: &PgPool, horizon_s: i64) -> Vec<Finding> {
 }
 
 async fn version(connection: &mut PgConnection) -> sqlx::Result<Finding> {
-    let row = sqlx::query!(r#"SELECT current_setting('server_version_num')::integer AS "number!", current_setting('server_version') AS "name!", pg_is_in_recovery() AS "standby!""#);
+    let row = sqlx::query!(
+        r#"SELECT current_setting('server_version_num')::integer AS "number!", current_setting('server_version') AS "name!", pg_is_in_recovery() AS "standby!""#
+    );
     let row = row.fetch_one(connection).await?;
     Ok(match (row.number, row.standby) {
         (_, true) => Finding::bad("database", Health::Fail, "it is a standby: it takes no writes", "point COUNTERFOIL_DATABASE_URL at the primary"),
@@ -71,7 +78,12 @@ async fn privileges(connection: &mut PgConnection) -> sqlx::Result<Finding> {
     if lacking.is_empty() {
         return Ok(Finding::ok("privileges", "tables can be read and written"));
     }
-    Ok(Finding::bad("privileges", Health::Fail, lacking.join(", "), "GRANT these to the role in COUNTERFOIL_DATABASE_URL, or use the role that ran counterfoil-migrate"))
+    Ok(Finding::bad(
+        "privileges",
+        Health::Fail,
+        lacking.join(", "),
+        "GRANT these to the role in COUNTERFOIL_DATABASE_URL, or use the role that ran counterfoil-migrate",
+    ))
 }
 
 async fn clock(connection: &mut PgConnection) -> sqlx::Result<Finding> {
@@ -81,7 +93,12 @@ async fn clock(connection: &mut PgConnection) -> sqlx::Result<Finding> {
     let half: time::Duration = (after - before) / 2;
     let off = (there - (before + half)).as_seconds_f64();
     if off.abs() > CLOCK_S {
-        return Ok(Finding::bad("clock", Health::Warn, format!("this machine and the database differ by {off:.1} s"), "synchronise both by NTP: signatures carry times, and leases follow the database's clock"));
+        return Ok(Finding::bad(
+            "clock",
+            Health::Warn,
+            format!("this machine and the database differ by {off:.1} s"),
+            "synchronise both by NTP: signatures carry times, and leases follow the database's clock",
+        ));
     }
     Ok(Finding::ok("clock", format!("{:.0} ms from the database's", off * 1000.0)))
 }
@@ -118,11 +135,15 @@ async fn transactions(connection: &mut PgConnection) -> sqlx::Result<Finding> {
     if old.is_empty() && prepared == 0 {
         return Ok(Finding::ok("transactions", "none is open for longer than a minute"));
     }
-    let mut found: Vec<String> = old.iter().map(|row| format!("pid {} ({}, {}) open for {:.0} s: {}", row.pid, row.name, row.state, row.age_s, row.query)).collect();
+    let mut found: Vec<String> =
+        old.iter().map(|row| format!("pid {} ({}, {}) open for {:.0} s: {}", row.pid, row.name, row.state, row.age_s, row.query)).collect();
     if prepared > 0 {
         found.push(format!("{prepared} prepared transactions"));
     }
-    let fix = old.first().map_or_else(|| "ROLLBACK PREPARED what nobody will commit".to_owned(), |row| format!("end it where it was begun, or SELECT pg_terminate_backend({}): vacuum cannot remove what died since", row.pid));
+    let fix = old.first().map_or_else(
+        || "ROLLBACK PREPARED what nobody will commit".to_owned(),
+        |row| format!("end it where it was begun, or SELECT pg_terminate_backend({}): vacuum cannot remove what died since", row.pid),
+    );
     Ok(Finding::bad("transactions", Health::Warn, found.join("; "), fix))
 }
 
@@ -141,8 +162,16 @@ async fn vacuum(connection: &mut PgConnection) -> sqlx::Result<Finding> {
     if bloated.is_empty() {
         return Ok(Finding::ok("vacuum", "autovacuum keeps up with the hot tables"));
     }
-    let found: Vec<String> = bloated.iter().map(|row| format!("{}: {} dead of {} rows, last autovacuum {}", row.name, row.dead, row.dead + row.live, row.last.as_deref().unwrap_or("never"))).collect();
-    Ok(Finding::bad("vacuum", Health::Warn, found.join("; "), "look for long transactions (--check transactions), then VACUUM these, and lower autovacuum_vacuum_scale_factor for them"))
+    let found: Vec<String> = bloated
+        .iter()
+        .map(|row| format!("{}: {} dead of {} rows, last autovacuum {}", row.name, row.dead, row.dead + row.live, row.last.as_deref().unwrap_or("never")))
+        .collect();
+    Ok(Finding::bad(
+        "vacuum",
+        Health::Warn,
+        found.join("; "),
+        "look for long transactions (--check transactions), then VACUUM these, and lower autovacuum_vacuum_scale_factor for them",
+    ))
 }
 
 async fn replication(connection: &mut PgConnection) -> sqlx::Result<Finding> {
@@ -152,13 +181,25 @@ async fn replication(connection: &mut PgConnection) -> sqlx::Result<Finding> {
     let row = row.fetch_one(connection).await?;
     if !row.fsync || row.commit == "off" {
         let fix = "ALTER SYSTEM SET fsync = on; ALTER SYSTEM SET synchronous_commit = on: a delivery is answered once it is durable";
-        return Ok(Finding::bad("replication", Health::Fail, format!("fsync is {}, synchronous_commit is {}", if row.fsync { "on" } else { "off" }, row.commit), fix));
+        return Ok(Finding::bad(
+            "replication",
+            Health::Fail,
+            format!("fsync is {}, synchronous_commit is {}", if row.fsync { "on" } else { "off" }, row.commit),
+            fix,
+        ));
     }
     if row.standbys > 0 && row.names.is_empty() {
         let fix = "set synchronous_standby_names, if a standby may take over: else what was answered 200 may be lost with the primary";
         return Ok(Finding::bad("replication", Health::Warn, format!("{} standbys, none of them synchronous", row.standbys), fix));
     }
-    Ok(Finding::ok("replication", if row.standbys == 0 { "no standby is connected: nothing is expected to take over".to_owned() } else { format!("{} standbys, synchronous: {}", row.standbys, row.names) }))
+    Ok(Finding::ok(
+        "replication",
+        if row.standbys == 0 {
+            "no standby is connected: nothing is expected to take over".to_owned()
+        } else {
+            format!("{} standbys, synchronous: {}", row.standbys, row.names)
+        },
+    ))
 }
 
 async fn silent(connection: &mut PgConnection) -> sqlx::Result<Finding> {
@@ -169,7 +210,8 @@ async fn silent(connection: &mut PgConnection) -> sqlx::Result<Finding> {
             return Ok(Finding::bad("tasks", Health::Fail, format!("{needed} has never run"), fix));
         }
     }
-    let late: Vec<String> = tasks.iter().filter(|ran| ran.ago_s > 3.0 * ran.interval_s.max(10.0)).map(|ran| format!("{} last ran {:.0} s ago", ran.task, ran.ago_s)).collect();
+    let late: Vec<String> =
+        tasks.iter().filter(|ran| ran.ago_s > 3.0 * ran.interval_s.max(10.0)).map(|ran| format!("{} last ran {:.0} s ago", ran.task, ran.ago_s)).collect();
     if late.is_empty() {
         return Ok(Finding::ok("tasks", format!("{} tasks run when they should", tasks.len())));
     }
@@ -183,7 +225,12 @@ async fn retention(connection: &mut PgConnection, horizon_s: i64) -> sqlx::Resul
     let days = |seconds: f64| seconds / 86_400.0;
     if oldest > horizon * 0.8 {
         let found = format!("the oldest open dead letter is {:.0} days old, dedupe rows are kept for {:.0}", days(oldest), days(horizon));
-        return Ok(Finding::bad("retention", Health::Warn, found, "counterfoil dead-letters list --oldest: replay or discard it before its dedupe row goes, or lengthen COUNTERFOIL_RETENTION_PROCESSED_DAYS"));
+        return Ok(Finding::bad(
+            "retention",
+            Health::Warn,
+            found,
+            "counterfoil dead-letters list --oldest: replay or discard it before its dedupe row goes, or lengthen COUNTERFOIL_RETENTION_PROCESSED_DAYS",
+        ));
     }
     Ok(Finding::ok("retention", format!("dedupe rows are kept for {:.0} days, the oldest open dead letter is {:.1} days old", days(horizon), days(oldest))))
 }

@@ -63,8 +63,25 @@ impl Finding {
 
 /// Everything that can be checked, by name.
 pub const CHECKS: [&str; 19] = [
-    "database", "schema", "privileges", "clock", "connections", "transactions", "vacuum", "replication", "broker", "alarms", "queues", "arguments", "bindings", "tasks", "retention",
-    "secrets", "ledger", "one_order_paid", "version_order",
+    "database",
+    "schema",
+    "privileges",
+    "clock",
+    "connections",
+    "transactions",
+    "vacuum",
+    "replication",
+    "broker",
+    "alarms",
+    "queues",
+    "arguments",
+    "bindings",
+    "tasks",
+    "retention",
+    "secrets",
+    "ledger",
+    "one_order_paid",
+    "version_order",
 ];
 
 /// Where and what to check.
@@ -115,7 +132,8 @@ async fn ledger(pool: &PgPool) -> sqlx::Result<Finding> {
     if found.is_empty() {
         return Ok(Finding::ok("ledger", "the books agree with the payments"));
     }
-    let orders: Vec<String> = found.iter().map(|found| format!("{} ({} {}, booked {})", found.order_id, found.expected_minor, found.currency, found.booked_minor)).collect();
+    let orders: Vec<String> =
+        found.iter().map(|found| format!("{} ({} {}, booked {})", found.order_id, found.expected_minor, found.currency, found.booked_minor)).collect();
     let fix = "counterfoil trail on each: a ledger event that waits, or that is dead, is replayed; never write ledger rows by hand";
     Ok(Finding::bad("ledger", Health::Fail, format!("the books of {} orders differ: {}", found.len(), orders.join(", ")), fix))
 }

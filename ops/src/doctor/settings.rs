@@ -4,8 +4,17 @@ use super::{Finding, Health};
 
 /// Variables that hold secrets. Each also reads from a file.
 const SECRETS: [&str; 11] = [
-    "COUNTERFOIL_STRIPE_SECRETS", "COUNTERFOIL_RAZORPAY_SECRETS", "COUNTERFOIL_SQUARE_SECRETS", "COUNTERFOIL_STANDARD_SECRETS", "COUNTERFOIL_API_TOKENS",
-    "COUNTERFOIL_CLAIM_KEYS", "COUNTERFOIL_STRIPE_API_KEY", "COUNTERFOIL_RAZORPAY_API_KEY", "COUNTERFOIL_SQUARE_API_KEY", "COUNTERFOIL_CRM_TOKEN", "COUNTERFOIL_CONSOLE_TOKENS",
+    "COUNTERFOIL_STRIPE_SECRETS",
+    "COUNTERFOIL_RAZORPAY_SECRETS",
+    "COUNTERFOIL_SQUARE_SECRETS",
+    "COUNTERFOIL_STANDARD_SECRETS",
+    "COUNTERFOIL_API_TOKENS",
+    "COUNTERFOIL_CLAIM_KEYS",
+    "COUNTERFOIL_STRIPE_API_KEY",
+    "COUNTERFOIL_RAZORPAY_API_KEY",
+    "COUNTERFOIL_SQUARE_API_KEY",
+    "COUNTERFOIL_CRM_TOKEN",
+    "COUNTERFOIL_CONSOLE_TOKENS",
 ];
 
 /// Looks at the environment that this command runs in: run it with the fleet's environment block.
@@ -44,10 +53,20 @@ pub(super) fn examine(env: &dyn Fn(&str) -> Option<String>) -> Vec<Finding> {
         wrong.push(format!("COUNTERFOIL_MODE is {mode:?}: live or test"));
     }
     if !wrong.is_empty() {
-        return vec![Finding::bad("secrets", Health::Fail, wrong.join("; "), "correct it in the environment block, newest secret first, and restart what reads it")];
+        return vec![Finding::bad(
+            "secrets",
+            Health::Fail,
+            wrong.join("; "),
+            "correct it in the environment block, newest secret first, and restart what reads it",
+        )];
     }
     if seen == 0 {
-        return vec![Finding::bad("secrets", Health::Unknown, "no secret is in this environment", "run doctor with the fleet's environment block to have them checked")];
+        return vec![Finding::bad(
+            "secrets",
+            Health::Unknown,
+            "no secret is in this environment",
+            "run doctor with the fleet's environment block to have them checked",
+        )];
     }
     vec![Finding::ok("secrets", format!("{seen} secrets, none with blanks"))]
 }
@@ -64,13 +83,21 @@ mod tests {
     #[test]
     fn secrets_with_blanks_and_squares_url_are_named_with_their_variable() {
         assert_eq!(found(&[("COUNTERFOIL_STRIPE_SECRETS", "whsec_1,whsec_2")]).health, Health::Ok);
-        for (name, value) in [("COUNTERFOIL_STRIPE_SECRETS", "whsec_1, whsec_2"), ("COUNTERFOIL_STRIPE_SECRETS", "whsec_1 "), ("COUNTERFOIL_RAZORPAY_SECRETS", "a,,b"), ("COUNTERFOIL_CRM_TOKEN", "")] {
+        for (name, value) in [
+            ("COUNTERFOIL_STRIPE_SECRETS", "whsec_1, whsec_2"),
+            ("COUNTERFOIL_STRIPE_SECRETS", "whsec_1 "),
+            ("COUNTERFOIL_RAZORPAY_SECRETS", "a,,b"),
+            ("COUNTERFOIL_CRM_TOKEN", ""),
+        ] {
             let finding = found(&[(name, value)]);
             assert!(finding.health == Health::Fail && finding.found.contains(name) && !finding.found.contains("whsec"), "{finding:?}");
         }
         assert!(found(&[("COUNTERFOIL_SQUARE_SECRETS", "k")]).found.contains("NOTIFICATION_URL"));
         assert!(found(&[("COUNTERFOIL_SQUARE_SECRETS", "k"), ("COUNTERFOIL_SQUARE_NOTIFICATION_URL", "http://shop.example/")]).found.contains("https"));
-        assert_eq!(found(&[("COUNTERFOIL_SQUARE_SECRETS", "k"), ("COUNTERFOIL_SQUARE_NOTIFICATION_URL", "https://shop.example/webhooks/square")]).health, Health::Ok);
+        assert_eq!(
+            found(&[("COUNTERFOIL_SQUARE_SECRETS", "k"), ("COUNTERFOIL_SQUARE_NOTIFICATION_URL", "https://shop.example/webhooks/square")]).health,
+            Health::Ok
+        );
         assert_eq!(found(&[]).health, Health::Unknown);
     }
 }

@@ -3,16 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
+use counterfoil_inbox::dead::erase_dead;
 use counterfoil_ledger::check::differences;
 use counterfoil_providers::{Apis, Mode};
 use counterfoil_settlement::housekeeping::{self, Deferred};
-use counterfoil_settlement::{Delivery, claim_due_reads, erase_again, expire, plan_of, purge_tokens};
+use counterfoil_settlement::{Delivery, claim_due_reads, erase_again, erased_lately, expire, plan_of, purge_tokens};
 use counterfoil_tickets::release_due;
-use sqlx::PgPool;
+use sqlx::{Connection, PgConnection, PgPool};
 
 use super::{Rhythm, reader};
 use crate::actions::purge_actions;
-use crate::facts::BrokerAt;
+use crate::facts::{BrokerAt, Gatherer};
 use crate::notify::Notifier;
 use crate::reconcile::read_order;
 
@@ -32,6 +33,7 @@ pub(super) struct Jobs {
     pub(super) pool: PgPool,
     pub(super) apis: Apis,
     pub(super) broker: Option<BrokerAt>,
+    pub(super) gatherer: Gatherer,
     pub(super) notifier: Notifier,
     pub(super) mode: Mode,
     pub(super) rhythm: Rhythm,
@@ -147,8 +149,18 @@ impl Jobs {
         removed += counterfoil_inbox::replay::purge_replays(&mut connection, rhythm.outbox_s, BATCH * 5).await?;
         removed += counterfoil_inbox::lost::purge_lost(&mut connection, rhythm.processed_s, BATCH * 5).await?;
         removed += erase_again(&mut connection, BATCH).await?;
+        removed += self.erase_late_letters(&mut connection).await?;
         removed += purge_actions(&mut connection, rhythm.actions_s, BATCH * 5).await?;
         Ok(usize::try_from(removed)?)
+    }
+
+    /// Dead letters that were kept after their customer had been erased.
+    async fn erase_late_letters(&self, connection: &mut PgConnection) -> sqlx::Result<u64> {
+        let orders = erased_lately(&mut *connection).await?;
+        let mut tx = connection.begin().await?;
+        let erased = erase_dead(&mut tx, &orders, &[]).await?;
+        tx.commit().await?;
+        Ok(erased)
     }
 
     /// Compares books and payments; a difference is an alert, not something to repair.

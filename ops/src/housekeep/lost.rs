@@ -8,7 +8,8 @@
 use std::collections::HashMap;
 
 use counterfoil_broker::topology::{CONSUMERS, ConsumerTopics, work_queue};
-use counterfoil_inbox::lost::{mark, move_mark, send_lost, settle_lost, unaccounted};
+use counterfoil_inbox::dead::open_lost_replays;
+use counterfoil_inbox::lost::{mark, move_mark, send_lost, send_lost_again, settle_lost, unaccounted};
 use counterfoil_outbox::{newest, send_again, unaccounted_from};
 use uuid::Uuid;
 
@@ -25,7 +26,12 @@ impl Jobs {
     /// One look at every consumer. Returns how many messages were sent again.
     pub(super) async fn find_lost(&self) -> anyhow::Result<usize> {
         let queues = match &self.broker {
-            Some(at) => depths(&at.amqp_url, &at.rungs).await.map_err(|error| tracing::warn!(error = format!("{error:#}"), "queues cannot be asked; only what is older than the retry ladder counts as lost")).ok(),
+            Some(at) => depths(&at.amqp_url, &at.rungs)
+                .await
+                .map_err(|error| {
+                    tracing::warn!(error = format!("{error:#}"), "queues cannot be asked; only what is older than the retry ladder counts as lost")
+                })
+                .ok(),
             None => None,
         };
         let mut sent = 0;
@@ -35,6 +41,10 @@ impl Jobs {
         }
         let mut tx = self.pool.begin().await?;
         let (_, open) = settle_lost(&mut tx).await?;
+        let reopened = open_lost_replays(&mut tx, self.rhythm.lost_after_s.saturating_add(self.ladder_s())).await?;
+        if reopened > 0 {
+            tracing::error!(reopened, "replays were lost on their way; their dead letters are open again");
+        }
         tx.commit().await?;
         super::jobs::gauge("counterfoil_lost_messages", open);
         Ok(sent)
@@ -48,12 +58,13 @@ impl Jobs {
         let nothing_waits = depths.is_some_and(Depths::empty);
         let settled_s = if nothing_waits { self.rhythm.lost_after_s } else { self.rhythm.lost_after_s.saturating_add(self.ladder_s()) };
         let topics: Vec<String> = consumer.topics.iter().map(|topic| (*topic).to_owned()).collect();
+        let queue = work_queue(consumer.name);
         let mut tx = self.pool.begin().await?;
         let newest = newest(&mut tx).await?;
         let from = mark(&mut tx, consumer.name, newest).await?; // its row is the lease: one process looks at a consumer at a time
-        let mut behind = unaccounted_from(&mut tx, from, &topics, self.rhythm.lost_after_s, LOOK).await?;
+        let mut behind = unaccounted_from(&mut tx, from, &topics, &queue, self.rhythm.lost_after_s, LOOK).await?;
         if behind.mark < behind.last {
-            behind = unaccounted_from(&mut tx, from, &topics, self.rhythm.lost_after_s, LOOK_MAX).await?; // something holds the mark
+            behind = unaccounted_from(&mut tx, from, &topics, &queue, self.rhythm.lost_after_s, LOOK_MAX).await?; // something holds the mark
         }
         let ids: Vec<Uuid> = behind.rows.iter().map(|row| row.event_id).collect();
         let open: HashMap<Uuid, f64> = unaccounted(&mut tx, consumer.name, &ids).await?.into_iter().map(|open| (open.event_id, open.idle_s)).collect();
@@ -63,15 +74,17 @@ impl Jobs {
         let youngest_dealt_with = behind.rows.iter().filter(|row| !open.contains_key(&row.event_id)).map(|row| row.age_s).fold(f64::INFINITY, f64::min);
         for row in &behind.rows {
             let Some(idle_s) = open.get(&row.event_id) else { continue };
-            upto = upto.min(row.id - 1); // it stays in sight until its effect is done
             let overtaken = nothing_waits || row.age_s >= youngest_dealt_with + settled;
             if overtaken && row.age_s.min(*idle_s) >= settled {
-                lost.push((row.id, row.event_id));
+                lost.push((row.id, row.event_id)); // from here on it is remembered by itself
+            } else {
+                upto = upto.min(row.id - 1); // it stays in sight until it is dealt with, or lost
             }
         }
         move_mark(&mut tx, consumer.name, upto).await?;
-        let rows = send_lost(&mut tx, consumer.name, &lost, settled_s).await?;
-        send_again(&mut tx, &rows, &work_queue(consumer.name)).await?;
+        let mut rows = if nothing_waits { send_lost_again(&mut tx, consumer.name, settled_s).await? } else { Vec::new() };
+        rows.extend(send_lost(&mut tx, consumer.name, &lost, settled_s).await?);
+        send_again(&mut tx, &rows, &queue).await?;
         tx.commit().await?;
         if !rows.is_empty() {
             metrics::counter!("counterfoil_lost_sent_again_total", "consumer" => consumer.name).increment(rows.len() as u64);

@@ -16,7 +16,7 @@ use serde_json::json;
 use sqlx::{PgConnection, PgPool};
 use tokio::time::{Instant, timeout};
 
-use crate::facts::BrokerAt;
+use crate::facts::{BrokerAt, Gatherer};
 use crate::notify::Notifier;
 use jobs::Jobs;
 pub use rhythm::{Rhythm, RhythmOptions};
@@ -61,7 +61,8 @@ pub async fn run(pool: PgPool, means: Means, mode: Mode, rhythm: Rhythm, process
     if broker.is_none() {
         tracing::warn!("COUNTERFOIL_AMQP_URL is not set: what a queue lost is found only after the whole retry ladder, and queue depths are unknown");
     }
-    let jobs = Jobs { pool: pool.clone(), apis, broker, notifier, mode, rhythm: rhythm.clone(), reported: Mutex::default() };
+    let gatherer = Gatherer::new(broker.clone());
+    let jobs = Jobs { pool: pool.clone(), apis, broker, gatherer, notifier, mode, rhythm: rhythm.clone(), reported: Mutex::default() };
     tokio::join!(
         postgres::watch(pool.clone(), process.clone()),
         replica::report(pool, "housekeep".into(), process.clone(), || json!({ "connections": crate::HOUSEKEEP_CONNECTIONS })),
@@ -94,7 +95,9 @@ async fn every<W: Future<Output = anyhow::Result<usize>>>(job: &'static str, pau
         metrics::histogram!("counterfoil_housekeeping_seconds", "job" => job).record(begun.elapsed());
         let more = match done {
             Ok(done) => {
-                if said.is_none_or(|at| at.elapsed() >= interval) && postgres::within(pool, STEP_DEADLINE, async |connection: &mut PgConnection| postgres::ran(connection, job, interval).await).await.is_ok() {
+                if said.is_none_or(|at| at.elapsed() >= interval)
+                    && postgres::within(pool, STEP_DEADLINE, async |connection: &mut PgConnection| postgres::ran(connection, job, interval).await).await.is_ok()
+                {
                     said = Some(Instant::now());
                 }
                 metrics::counter!("counterfoil_housekeeping_done_total", "job" => job).increment(done as u64);

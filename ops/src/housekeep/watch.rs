@@ -4,7 +4,7 @@ use counterfoil_inbox::dead;
 use counterfoil_inbox::replay::resolve;
 
 use super::jobs::{Jobs, gauge};
-use crate::facts::{Facts, gather};
+use crate::facts::Facts;
 use crate::replays;
 
 impl Jobs {
@@ -23,7 +23,7 @@ impl Jobs {
 
     /// Gathers the facts, says them as gauges, and tells a human what needs one.
     pub(super) async fn watch(&self) -> anyhow::Result<usize> {
-        let facts = gather(&mut *self.pool.acquire().await?, self.broker.as_ref()).await?;
+        let facts = self.gatherer.gather(&self.pool).await?;
         say(&facts);
         counterfoil_chassis::replica::forget_gone(&mut *self.pool.acquire().await?).await?;
         let horizon = dead::oldest_open_seconds(&mut *self.pool.acquire().await?).await?;

@@ -2,6 +2,7 @@
 
 mod backfill;
 mod books;
+mod browser;
 mod dead;
 mod draws;
 mod housekeep;

@@ -67,7 +67,14 @@ async fn anything_in_hand_leads_to_the_same_trail_missing_effects_included_even_
     }
     let (code, shown) = fleet.counterfoil(&["trail", "pi_1042"]).await;
     assert_eq!(code, Some(0));
-    for part in ["× 3 deliveries, 1 event", "Receipt sent", "Outstanding: crm", "dead-lettered as d_1: HTTP 404 from the CRM", "assets:receivable:stripe", "1 to 2 of draw"] {
+    for part in [
+        "× 3 deliveries, 1 event",
+        "Receipt sent",
+        "Outstanding: crm",
+        "dead-lettered as d_1: HTTP 404 from the CRM",
+        "assets:receivable:stripe",
+        "1 to 2 of draw",
+    ] {
         assert!(shown.contains(part), "{part} in {shown}");
     }
     assert!(!shown.contains("ann.secret") && !shown.contains("Ann Secret"), "{shown}");
@@ -77,7 +84,13 @@ async fn anything_in_hand_leads_to_the_same_trail_missing_effects_included_even_
     stage.execute("DELETE FROM outbox").await;
     for hand in [&order, &event] {
         let trail = json_of(&fleet, &["trail", hand, "--json"]).await;
-        let lanes: Vec<&str> = trail["entries"].as_array().unwrap().iter().filter(|entry| entry["what"].as_str().unwrap().contains("order.paid")).filter_map(|entry| entry["lane"].as_str()).collect();
+        let lanes: Vec<&str> = trail["entries"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|entry| entry["what"].as_str().unwrap().contains("order.paid"))
+            .filter_map(|entry| entry["lane"].as_str())
+            .collect();
         for lane in ["outbox", "email", "ledger", "crm", "tickets"] {
             assert!(lanes.contains(&lane), "{lane} in {lanes:?}");
         }
@@ -100,7 +113,11 @@ async fn an_erased_customer_is_found_nowhere_and_the_books_are_whole_and_nothing
     copy["id"] = json!("evt_1042");
     shop.stripe(&copy).await;
     stage.execute("UPDATE orders SET customer_email = 'ann.secret@example.com', customer_name = 'Ann Secret'").await;
-    let tables: Vec<String> = sqlx::query_scalar("SELECT table_name::text FROM information_schema.tables WHERE table_schema = 'public' AND table_type = 'BASE TABLE'").fetch_all(&stage.pool()).await.unwrap();
+    let tables: Vec<String> =
+        sqlx::query_scalar("SELECT table_name::text FROM information_schema.tables WHERE table_schema = 'public' AND table_type = 'BASE TABLE'")
+            .fetch_all(&stage.pool())
+            .await
+            .unwrap();
     assert!(tables.len() > 25);
     for table in tables {
         for secret in ["ann.secret", "Ann Secret", "15112345678"] {
@@ -140,7 +157,11 @@ async fn status_says_in_a_sentence_and_by_its_exit_code_whether_a_person_is_need
     let mut away = Fleet::on(&stage);
     away.more = vec![];
     away.without = vec!["COUNTERFOIL_DATABASE_URL"];
-    assert_eq!(away.counterfoil(&["--database-url", "postgres://nobody@127.0.0.1:1/none", "status"]).await.0, Some(5), "a database that is away has a code of its own");
+    assert_eq!(
+        away.counterfoil(&["--database-url", "postgres://nobody@127.0.0.1:1/none", "status"]).await.0,
+        Some(5),
+        "a database that is away has a code of its own"
+    );
 }
 
 #[tokio::test]

@@ -38,6 +38,15 @@
   // The row that waits after one was decided.
   if (location.hash.startsWith('#d_')) { const row = document.getElementById(location.hash.slice(1)); if (row) row.focus({ preventScroll: false }); }
 
+  // A page that goes on by itself, unless somebody types or ticks.
+  const live = Number(document.body.dataset.live);
+  if (live) {
+    setInterval(() => {
+      const busy = document.hidden || document.querySelector('dialog[open]') || (document.activeElement && document.activeElement.matches('main input, main select, main button, .search input'));
+      if (!busy) location.reload();
+    }, live * 1000);
+  }
+
   // Keys, off while typing.
   let before = '';
   const rows = () => all('table.rows tbody tr');
