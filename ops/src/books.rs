@@ -4,8 +4,8 @@ use counterfoil_ledger::{check, export};
 use counterfoil_payments::{Currency, Money};
 use sqlx::PgPool;
 
-use crate::options::Ledger;
 use crate::print;
+use crate::settings::Ledger;
 
 /// Differences that are named, at the most.
 const NAMED_MAX: i64 = 1000;

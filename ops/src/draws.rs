@@ -18,8 +18,8 @@ use sqlx::{PgConnection, PgPool, PgTransaction};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::options::Draws;
 use crate::print;
+use crate::settings::Draws;
 
 /// What a public key of Ed25519 begins with as SubjectPublicKeyInfo (RFC 8410, 4).
 const SPKI_HEAD: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];

@@ -1,9 +1,9 @@
 //! `counterfoil erase`: a customer's personal data leaves every table; amounts, ids, states and books stay.
 
 use counterfoil_broker::topology::CONSUMERS;
-use counterfoil_inbox::dead::{erase_dead, replaying};
 use counterfoil_inbox::erase_texts;
 use counterfoil_inbox::lost::unaccounted;
+use counterfoil_inbox::upkeep::{erase_dead, replaying};
 use counterfoil_outbox::{Published, erase_payloads, of_order};
 use counterfoil_settlement::{erase_customer, orders_of_customer};
 use sqlx::{PgPool, PgTransaction};

@@ -1,27 +1,27 @@
 //! How the fleet stands: gathered once, for the status screen, the console, the metrics and the notifications alike.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use counterfoil_broker::topology::{CONSUMERS, Rung, work_queue};
 use counterfoil_chassis::postgres::{Ran, tasks};
 use counterfoil_chassis::replica::{Replica, replicas};
-use counterfoil_inbox::dead::{Filter, Group, Unfinished, groups, unfinished};
+use counterfoil_inbox::dead::{Filter, Group, groups};
 use counterfoil_inbox::pause::{Pause, pauses};
 use counterfoil_inbox::replay::stuck_seconds;
+use counterfoil_inbox::upkeep::{Unfinished, unfinished};
 use counterfoil_inbox::{Work, lost, work};
 use counterfoil_outbox::{backlog, rates, unaccounted_from};
-use counterfoil_settlement::{ProviderHealth, attention, provider_health};
+use counterfoil_settlement::ProviderHealth;
 use serde::Serialize;
 use serde_json::Value;
-use sqlx::{Connection, PgConnection, PgPool};
+use sqlx::PgConnection;
 use time::OffsetDateTime;
-use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::advice::{Advice, Standing};
-use crate::depths::{Depths, depths};
+use crate::depths::Depths;
+use crate::gather::Wide;
+use crate::needs;
 
 /// Outbox rows that are looked at for one consumer's oldest, at the most.
 const LOOK_MAX: i64 = 50_000;
@@ -154,7 +154,7 @@ pub struct Task {
 }
 
 impl Task {
-    fn silent(&self) -> bool {
+    pub(crate) fn silent(&self) -> bool {
         self.ago_s > 3.0 * self.interval_s.max(10.0)
     }
 }
@@ -174,83 +174,7 @@ pub struct BrokerAt {
     pub rungs: Vec<Rung>,
 }
 
-/// Longest time for asking the broker: a page does not wait for one that accepts and says nothing.
-const BROKER_PATIENCE: Duration = Duration::from_secs(3);
-
-/// Facts that take a look at many rows are read at most so often.
-const SELDOM: Duration = Duration::from_secs(60);
-
-/// What takes a look at many rows.
-#[derive(Debug, Clone, Default)]
-struct Wide {
-    attention: Vec<Waiting>,
-    health: Vec<ProviderHealth>,
-    violations: Vec<(String, i64)>,
-}
-
-/// Gathers facts, and keeps for a minute what is dear.
-#[derive(Debug, Default)]
-pub struct Gatherer {
-    broker: Option<BrokerAt>,
-    wide: Mutex<Option<(Instant, Wide)>>,
-}
-
-impl Gatherer {
-    /// Asks the broker, too, where it is known.
-    #[must_use]
-    pub fn new(broker: Option<BrokerAt>) -> Self {
-        Self { broker, wide: Mutex::default() }
-    }
-
-    /// The facts. Changes nothing.
-    ///
-    /// # Errors
-    /// When the database fails. A broker that cannot be asked is said so in the facts.
-    pub async fn gather(&self, pool: &PgPool) -> anyhow::Result<Facts> {
-        let queues = match &self.broker {
-            None => Err("COUNTERFOIL_AMQP_URL is not set".to_owned()),
-            Some(at) => timeout(BROKER_PATIENCE, depths(&at.amqp_url, &at.rungs))
-                .await
-                .map_or_else(|_| Err("the broker does not answer in time".to_owned()), |asked| asked.map_err(|error| format!("{error:#}"))),
-        };
-        let mut connection = pool.acquire().await?;
-        let wide = self.wide(&mut connection).await;
-        let mut tx = connection.begin().await?;
-        let facts = read(&mut tx, queues, self.broker.is_some(), wide).await?;
-        tx.rollback().await?;
-        Ok(facts)
-    }
-
-    /// What is dear, at most a minute old; what it was before, when it cannot be read now.
-    async fn wide(&self, connection: &mut PgConnection) -> Wide {
-        let known = self.wide.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some((_, wide)) = known.as_ref().filter(|(at, _)| at.elapsed() < SELDOM) {
-            return wide.clone();
-        }
-        match read_wide(connection).await {
-            Ok(wide) => {
-                *self.wide.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), wide.clone()));
-                wide
-            }
-            Err(error) => {
-                tracing::warn!(%error, "held money, providers and invariants could not be read now");
-                known.map(|(_, wide)| wide).unwrap_or_default()
-            }
-        }
-    }
-}
-
-async fn read_wide(connection: &mut PgConnection) -> sqlx::Result<Wide> {
-    let violations =
-        sqlx::query!(r#"SELECT check_name AS "name!", count(*) AS "count!" FROM invariant_violations GROUP BY check_name"#).fetch_all(&mut *connection).await?;
-    Ok(Wide {
-        violations: violations.into_iter().map(|row| (row.name, row.count)).collect(),
-        health: provider_health(&mut *connection).await?,
-        attention: count_attention(connection).await?,
-    })
-}
-
-async fn read(connection: &mut PgConnection, queues: Result<Vec<Depths>, String>, asked: bool, wide: Wide) -> anyhow::Result<Facts> {
+pub(crate) async fn read(connection: &mut PgConnection, queues: Result<Vec<Depths>, String>, asked: bool, wide: Wide) -> anyhow::Result<Facts> {
     let row = sqlx::query!(
         r#"SELECT now() AS "at!", (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')::float8 / current_setting('max_connections')::float8 AS "connections!""#
     );
@@ -277,11 +201,11 @@ async fn read(connection: &mut PgConnection, queues: Result<Vec<Depths>, String>
         replay_stuck_s: stuck_seconds(connection).await?,
         connections: row.connections,
     };
-    facts.needs = needs(&facts);
+    facts.needs = needs::needs(&facts);
     if let Some(why) = facts.broker_unknown.as_ref().filter(|_| asked) {
         facts.needs.push(format!("the broker cannot be asked: {why}"));
     }
-    facts.verdict = verdict(&facts);
+    facts.verdict = needs::verdict(&facts);
     Ok(facts)
 }
 
@@ -376,91 +300,6 @@ async fn waiting(connection: &mut PgConnection, consumer: &str, topics: &[&str],
     let names: HashSet<Uuid> = open.iter().map(|open| open.event_id).collect();
     let oldest = behind.rows.iter().filter(|row| names.contains(&row.event_id)).map(|row| row.age_s).fold(0.0, f64::max);
     Ok((i64::try_from(open.len()).unwrap_or(i64::MAX), oldest))
-}
-
-async fn count_attention(connection: &mut PgConnection) -> sqlx::Result<Vec<Waiting>> {
-    let mut kinds: BTreeMap<String, Waiting> = BTreeMap::new();
-    for entry in attention(connection, 10_000).await? {
-        let waiting = kinds.entry(entry.kind.clone()).or_insert_with(|| Waiting { kind: entry.kind.clone(), count: 0, amounts: BTreeMap::new() });
-        waiting.count += 1;
-        if let (Some(currency), Some(minor)) = (entry.currency, entry.amount_minor) {
-            let sum = waiting.amounts.entry(currency).or_default();
-            *sum = sum.saturating_add(minor);
-        }
-    }
-    Ok(kinds.into_values().collect())
-}
-
-/// Waiting for longer than this at a consumer, or in the outbox, needs a person, in seconds: the promises of the alert catalogue.
-const BEHIND_S: f64 = 300.0;
-const OUTBOX_BEHIND_S: f64 = 60.0;
-
-/// What needs a person, in words.
-fn needs(facts: &Facts) -> Vec<String> {
-    let mut needs = Vec::new();
-    for consumer in &facts.consumers {
-        if let Some(dead) = consumer.dead.as_ref().filter(|dead| dead.open > 0) {
-            needs.push(format!("{} dead letters of {} need a decision: counterfoil dead-letters list --consumer {}", dead.open, consumer.name, consumer.name));
-        }
-        if consumer.advice.needs_a_person() || (consumer.oldest_s > BEHIND_S && consumer.pause.is_none()) {
-            needs.push(format!("{}: {}; the oldest has waited {:.0} s", consumer.name, consumer.advice.words(), consumer.oldest_s));
-        }
-        for queue in consumer.queues.iter().flat_map(Depths::missing) {
-            needs.push(format!("the queue {queue} does not exist: run counterfoil-migrate"));
-        }
-        if let Some(depths) = consumer.queues.as_ref().filter(|depths| depths.dead.is_some_and(|dead| dead > 0)) {
-            needs.push(format!("{} messages wait in {}'s terminal queue: does the keeper run?", depths.dead.unwrap_or_default(), consumer.name));
-        }
-    }
-    if facts.outbox.advice.needs_a_person() || (facts.outbox.oldest_s > OUTBOX_BEHIND_S && facts.outbox.unpublished > facts.outbox.unroutable) {
-        needs.push(format!("relay: {}; the oldest has waited {:.0} s", facts.outbox.advice.words(), facts.outbox.oldest_s));
-    }
-    if facts.ingest.replicas == 0 {
-        needs.push("ingest: no process runs: start one".into());
-    }
-    if facts.outbox.unroutable > 0 {
-        needs.push(format!("{} outbox rows are unroutable: counterfoil outbox list --unroutable, then counterfoil-migrate", facts.outbox.unroutable));
-    }
-    if facts.outbox.parked > 0 {
-        needs.push(format!("{} outbox rows are parked: counterfoil outbox list --parked", facts.outbox.parked));
-    }
-    for waiting in facts.attention.iter().filter(|waiting| !matches!(waiting.kind.as_str(), "waiting" | "disputed")) {
-        needs.push(format!("{} × {}: counterfoil attention", waiting.count, waiting.kind));
-    }
-    needs.extend(facts.violations.iter().map(|(check, count)| format!("{count} × {check} must never be: counterfoil doctor --check {check}")));
-    if facts.lost > 0 {
-        needs.push(format!("{} messages that a queue lost have no effect yet; they were sent again", facts.lost));
-    }
-    for task in facts.tasks.iter().filter(|task| task.silent()) {
-        needs.push(format!("{} has not succeeded for {:.0} s: does its process run?", task.task, task.ago_s));
-    }
-    if facts.replay_stuck_s > 600.0 {
-        needs.push("a replay makes no progress: counterfoil replays list".into());
-    }
-    needs
-}
-
-/// Whether money moves, in one sentence.
-fn verdict(facts: &Facts) -> String {
-    let stuck = facts.outbox.oldest_s > OUTBOX_BEHIND_S && facts.outbox.unpublished > facts.outbox.unroutable;
-    let behind: Vec<&str> = facts.consumers.iter().filter(|consumer| consumer.oldest_s > BEHIND_S).map(|consumer| consumer.name).collect();
-    let moving = match (facts.ingest.replicas, stuck, behind.is_empty()) {
-        (0, ..) => "Money is not taken: no ingest process runs.".to_owned(),
-        (_, true, _) => format!("Money is taken and waits: the oldest event has waited {:.0} s for the relay.", facts.outbox.oldest_s),
-        (_, _, false) => format!("Money is moving, and {} behind.", and_are(&behind)),
-        (_, false, true) => "Money is moving.".to_owned(),
-    };
-    let open: i64 = facts.consumers.iter().filter_map(|consumer| consumer.dead.as_ref()).map(|dead| dead.open).sum();
-    let oldest = facts.consumers.iter().filter_map(|consumer| consumer.dead.as_ref()).map(|dead| dead.oldest_seconds).fold(0.0, f64::max);
-    match open {
-        0 => moving,
-        1 => format!("{moving} 1 dead letter needs a decision, {:.0} min old.", oldest / 60.0),
-        _ => format!("{moving} {open} dead letters need a decision, oldest {:.0} min.", oldest / 60.0),
-    }
-}
-
-fn and_are(names: &[&str]) -> String {
-    format!("{} {}", names.join(" and "), if names.len() == 1 { "is" } else { "are" })
 }
 
 /// The facts as JSON.

@@ -4,15 +4,14 @@ use std::time::Duration;
 
 use counterfoil_inbox::dead::{self, DeadLetter, Filter, Group, Order, Verdict};
 use counterfoil_inbox::replay::{self, PlanLine, Replay, Started};
-use counterfoil_payments::{Currency, Money};
 use serde_json::{Value, json};
 use sqlx::{PgConnection, PgPool};
-use time::OffsetDateTime;
 
 use crate::actions::{Actor, Role, actions, record};
 use crate::mask::{masked, revealed};
 use crate::oncall::{DeadLetters, ReplayOptions, ReplaysOptions};
 use crate::replays::{self, Risks, Wanted, confirm, decide, must_choose, nothing, refused, unnamed};
+use crate::words::{amounts, money, state_words};
 use crate::{instant, print};
 
 /// Pause between two looks at a run.
@@ -48,43 +47,6 @@ fn decided(asked: &[i64], done: &[i64], what: &str) -> anyhow::Result<()> {
     }
     anyhow::ensure!(done.len() == asked.len(), nothing(format!("{} of {} changed", done.len(), asked.len())));
     Ok(())
-}
-
-/// An amount for people; the bare numbers where the currency is unknown.
-pub(crate) fn money(minor: Option<i64>, currency: Option<&str>) -> String {
-    match (minor, currency.map(str::parse::<Currency>)) {
-        (Some(minor), Some(Ok(currency))) => Money::new(minor, currency).to_string(),
-        (Some(minor), Some(Err(_))) => format!("{minor} {}", currency.unwrap_or_default()),
-        _ => "-".into(),
-    }
-}
-
-/// Amounts by currency, for people.
-pub(crate) fn amounts(amounts: &Value) -> String {
-    let each = amounts.as_object().into_iter().flatten().map(|(currency, minor)| money(minor.as_i64(), Some(currency)));
-    let text = each.collect::<Vec<_>>().join(" + ");
-    if text.is_empty() { "-".into() } else { text }
-}
-
-/// A state as people read it.
-pub(crate) fn state_words(letter: &DeadLetter) -> String {
-    match letter.state.as_str() {
-        "open" if letter.came_back > 0 => format!("Came back ({})", nth(letter.came_back)),
-        "open" => "Open".into(),
-        "queued" => "Replay queued".into(),
-        "replaying" => "Replaying".into(),
-        "resolved" => format!("Resolved ({})", letter.closed_reason.as_deref().unwrap_or("its effect is done")),
-        "discarded" => format!("Discarded ({})", letter.closed_reason.as_deref().unwrap_or_default()),
-        other => other.to_owned(),
-    }
-}
-
-fn nth(n: i32) -> String {
-    match n {
-        1 => "once".into(),
-        2 => "twice".into(),
-        n => format!("{n} times"),
-    }
 }
 
 async fn list(connection: &mut PgConnection, filter: &Filter, order: Order, limit: i64, as_json: bool, horizon_s: i64) -> anyhow::Result<()> {
@@ -392,16 +354,5 @@ pub(crate) async fn runs(pool: &PgPool, actor: &Actor, command: ReplaysOptions, 
             anyhow::ensure!(replays::stop(pool, actor, id, &reason).await?, nothing(format!("r_{id} does not run")));
             Ok(print(format_args!("r_{id} is stopped: what was released cannot be recalled\n"))?)
         }
-    }
-}
-
-/// Now, for those who print times beside ages.
-pub(crate) fn age(since: OffsetDateTime, now: OffsetDateTime) -> String {
-    let seconds = (now - since).whole_seconds().max(0);
-    match seconds {
-        0..=119 => format!("{seconds} s"),
-        120..=7199 => format!("{} min", seconds / 60),
-        7200..=172_799 => format!("{} h", seconds / 3600),
-        _ => format!("{} d", seconds / 86_400),
     }
 }

@@ -13,18 +13,22 @@ mod erase;
 pub mod events;
 pub mod facts;
 pub mod find;
+pub mod gather;
 pub mod housekeep;
 mod letters;
 pub mod mask;
+mod needs;
 pub mod notify;
 pub mod oncall;
 mod options;
 pub mod queues;
 mod reconcile;
 pub mod replays;
+mod settings;
 mod status;
 pub mod timeline;
 mod trail;
+mod words;
 
 use std::io::Write;
 use std::time::Duration;
@@ -40,7 +44,8 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 pub use draws::Signer;
-pub use options::{Command, Draws, Ledger, Options, Settings};
+pub use options::Options;
+pub use settings::{Command, Draws, Ledger, Settings};
 pub use trail::{Trail, trail};
 
 /// A pool for a person, or for housekeeping; `read_only` for those who only look.
@@ -110,6 +115,18 @@ async fn show_trail(pool: &PgPool, id: &str, as_json: bool) -> anyhow::Result<()
     Ok(())
 }
 
+/// Asks `/readyz`; fails with what does not hold.
+async fn healthy(address: &str) -> anyhow::Result<()> {
+    let address = address.replacen("0.0.0.0", "127.0.0.1", 1);
+    let client = reqwest::Client::builder().timeout(Duration::from_secs(3)).build()?;
+    let answer = client.get(format!("http://{address}/readyz")).send().await?;
+    let status = answer.status();
+    let report = answer.text().await?;
+    print(format_args!("{report}\n"))?;
+    anyhow::ensure!(status.is_success(), "not ready");
+    Ok(())
+}
+
 async fn on_call(settings: Settings, command: OnCall) -> anyhow::Result<()> {
     let (url, actor, horizon_s) = (&settings.database_url, &settings.actor, settings.horizon_s);
     match command {
@@ -141,6 +158,7 @@ async fn run_command(settings: Settings) -> anyhow::Result<()> {
             clap_complete::generate(shell, &mut Options::command(), "counterfoil", &mut std::io::stdout());
             Ok(())
         }
+        Command::Healthy(address) => healthy(&address).await,
         Command::Man => Ok(clap_mangen::Man::new(Options::command()).render(&mut std::io::stdout())?),
         Command::Trail { id, json } => show_trail(&pool(url, 1, true)?, &id, json).await,
         Command::Attention { limit } => attention::list(&pool(url, 1, true)?, limit).await,
@@ -171,6 +189,7 @@ pub async fn stay(settings: Settings, process: Process) -> anyhow::Result<()> {
             Box::pin(console::run(pool(&settings.database_url, console::CONNECTIONS, false)?, broker, console, settings.horizon_s, process)).await
         }
         Command::Completions(_)
+        | Command::Healthy(_)
         | Command::Man
         | Command::OnCall(_)
         | Command::Trail { .. }

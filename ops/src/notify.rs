@@ -39,18 +39,24 @@ pub struct NotifyOptions {
 }
 
 /// Tells humans.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Notifier {
     slack: Option<reqwest::Url>,
     mail: Option<Mail>,
     console_url: String,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 struct Mail {
-    transport: AsyncSmtpTransport<Tokio1Executor>,
+    url: String,
     from: Mailbox,
     to: Mailbox,
+}
+
+impl std::fmt::Debug for Notifier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Notifier").field("slack", &self.slack.is_some()).field("mail", &self.mail.as_ref().map(|mail| &mail.to)).finish_non_exhaustive()
+    }
 }
 
 impl NotifyOptions {
@@ -62,9 +68,11 @@ impl NotifyOptions {
             let to = problems.parsed("COUNTERFOIL_NOTIFY_EMAIL", &to);
             let from = problems.required("COUNTERFOIL_MAIL_FROM", self.mail_from.as_ref()).and_then(|from| problems.parsed("COUNTERFOIL_MAIL_FROM", &from));
             let url = problems.required("COUNTERFOIL_SMTP_URL", self.smtp_url.as_ref())?;
-            let transport =
-                AsyncSmtpTransport::<Tokio1Executor>::from_url(&url).map_err(|_| problems.note("COUNTERFOIL_SMTP_URL", "is no URL of a mail server")).ok()?;
-            Some(Mail { transport: transport.timeout(Some(DEADLINE)).build(), from: from?, to: to? })
+            if AsyncSmtpTransport::<Tokio1Executor>::from_url(&url).is_err() {
+                problems.note("COUNTERFOIL_SMTP_URL", "is no URL of a mail server");
+                return None;
+            }
+            Some(Mail { url, from: from?, to: to? })
         });
         Notifier { slack, mail, console_url: self.console_url.clone().unwrap_or_default().trim_end_matches('/').to_owned() }
     }
@@ -94,7 +102,7 @@ fn subjects(facts: &Facts, console_url: &str) -> Vec<Subject> {
         say(format!("dead:{}", consumer.name), open, text);
     }
     for waiting in facts.attention.iter().filter(|waiting| matches!(waiting.kind.as_str(), "held" | "extra" | "overpaid" | "unfulfilled" | "refund")) {
-        let sums: Vec<String> = waiting.amounts.iter().map(|(currency, minor)| crate::letters::money(Some(*minor), Some(currency))).collect();
+        let sums: Vec<String> = waiting.amounts.iter().map(|(currency, minor)| crate::words::money(Some(*minor), Some(currency))).collect();
         let text = format!("{} × money {} ({}): counterfoil attention.{}", waiting.count, waiting.kind, sums.join(" + "), link("/"));
         say(format!("money:{}", waiting.kind), i64::try_from(waiting.count).unwrap_or(i64::MAX), text);
     }
@@ -176,7 +184,8 @@ impl Mail {
     async fn send(&self, text: &str) -> anyhow::Result<()> {
         let subject = text.lines().next().unwrap_or("Counterfoil").to_owned();
         let message = Message::builder().from(self.from.clone()).to(self.to.clone()).subject(subject).body(text.to_owned())?;
-        self.transport.send(message).await.context("the mail was not taken")?;
+        let transport = AsyncSmtpTransport::<Tokio1Executor>::from_url(&self.url)?.timeout(Some(DEADLINE)).build();
+        transport.send(message).await.context("the mail was not taken")?;
         Ok(())
     }
 }

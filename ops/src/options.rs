@@ -3,18 +3,18 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use counterfoil_broker::{Rung, topology};
+use counterfoil_broker::topology;
 use counterfoil_chassis::{Common, Configure, Problems};
-use counterfoil_payments::{OrderKey, Provider};
-use counterfoil_providers::{ApiOptions, Apis, Mode};
+use counterfoil_payments::OrderKey;
+use counterfoil_providers::{ApiOptions, Mode};
 
 use crate::actions::{Actor, Role};
-use crate::console::{ConsoleOptions, ConsoleSettings};
+use crate::console::ConsoleOptions;
 use crate::draws::Signer;
-use crate::facts::BrokerAt;
-use crate::housekeep::{Rhythm, RhythmOptions};
-use crate::notify::{Notifier, NotifyOptions};
+use crate::housekeep::RhythmOptions;
+use crate::notify::NotifyOptions;
 use crate::oncall::OnCall;
+use crate::settings::{Command, Draws, Ledger, Settings};
 
 /// Below --help.
 const EXAMPLES: &str = "\
@@ -85,6 +85,8 @@ enum CommandOptions {
         #[arg(long)]
         json: bool,
     },
+    /// Ask the process on this machine whether it is ready, at its admin address: for health checks of containers. Ends with 1 when not.
+    Healthy,
     /// Print completions for a shell, to be sourced.
     Completions {
         /// Which.
@@ -175,142 +177,6 @@ enum DrawsOptions {
     },
 }
 
-/// What to do with the books.
-#[derive(Debug, Clone, clap::Subcommand)]
-pub enum Ledger {
-    /// Write them as plain-text accounting, to standard output.
-    Export {
-        /// hledger or beancount.
-        #[arg(long, value_parser = |text: &str| text.parse::<counterfoil_ledger::export::Format>())]
-        format: counterfoil_ledger::export::Format,
-    },
-    /// Compare them with the payments: captured − refunded − charged back, for each order and currency. Fails when they differ.
-    Check {
-        /// Leave out orders that changed in the last so many seconds: their events may be on their way.
-        #[arg(long, default_value_t = 60)]
-        settled_s: i64,
-    },
-}
-
-/// What to do.
-#[derive(Debug, Clone)]
-pub enum Command {
-    /// Show one order's chain.
-    Trail {
-        /// What leads to it.
-        id: String,
-        /// As JSON.
-        json: bool,
-    },
-    /// Completions for a shell.
-    Completions(clap_complete::Shell),
-    /// The manual page.
-    Man,
-    /// The on-call's page.
-    Console(ConsoleSettings),
-    /// What on-call asks for.
-    OnCall(OnCall),
-    /// List what waits for a person.
-    Attention {
-        /// At the most.
-        limit: i64,
-    },
-    /// The long-running part.
-    Housekeep(Mode, Rhythm),
-    /// Ask the providers.
-    Reconcile {
-        /// Change nothing.
-        dry_run: bool,
-        /// One order alone.
-        order: Option<String>,
-        /// Pending for longer than this.
-        pending_for: Duration,
-        /// At the most.
-        limit: i64,
-    },
-    /// Record past events.
-    Backfill {
-        /// Which events may change orders.
-        mode: Mode,
-        /// Whose.
-        provider: Provider,
-        /// How far back.
-        since: Duration,
-        /// Nothing younger than this.
-        settled_before: Duration,
-        /// Where they stand.
-        from: PathBuf,
-        /// Change nothing.
-        dry_run: bool,
-    },
-    /// The books.
-    Ledger(Ledger),
-    /// A draw.
-    Draws(Draws),
-}
-
-/// What to do with a draw.
-#[derive(Debug, Clone)]
-pub enum Draws {
-    /// Prove that it adds up.
-    Audit {
-        /// By id or reference.
-        draw: OrderKey,
-        /// As JSON.
-        json: bool,
-        /// Leave out what is younger.
-        settled_s: i64,
-    },
-    /// Write its entry list.
-    Export {
-        /// By id or reference.
-        draw: OrderKey,
-        /// Into this folder.
-        to: PathBuf,
-        /// Signed by this key.
-        key: Signer,
-    },
-}
-
-/// Proven options.
-#[derive(Debug)]
-pub struct Settings {
-    /// PostgreSQL.
-    pub database_url: String,
-    /// RabbitMQ, where it is known.
-    pub amqp_url: Option<String>,
-    /// The retry ladder.
-    pub rungs: Vec<Rung>,
-    /// Who acts.
-    pub actor: Actor,
-    /// How long dedupe rows are kept, in seconds.
-    pub horizon_s: i64,
-    /// The providers that can be asked.
-    pub apis: Apis,
-    /// Tells humans.
-    pub notifier: Notifier,
-    /// The console's public address, where it is known.
-    pub console_url: Option<String>,
-    /// Which events may change orders, where it was said.
-    pub mode: Option<Mode>,
-    /// What to do.
-    pub command: Command,
-}
-
-impl Settings {
-    /// Where the broker can be asked, if that is known.
-    #[must_use]
-    pub fn broker(&self) -> Option<BrokerAt> {
-        self.amqp_url.clone().map(|amqp_url| BrokerAt { amqp_url, rungs: self.rungs.clone() })
-    }
-
-    /// Whether the command runs until told to stop.
-    #[must_use]
-    pub fn long_running(&self) -> bool {
-        matches!(self.command, Command::Housekeep(..) | Command::Console(_))
-    }
-}
-
 /// A span of time such as 45s, 10m, 12h, 30d.
 pub(crate) fn span(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?}: write a whole number and s, m, h or d behind it");
@@ -335,7 +201,7 @@ impl Configure for Options {
     }
 
     fn check(&self, problems: &mut Problems) -> Option<Settings> {
-        let alone = matches!(self.command, CommandOptions::Completions { .. } | CommandOptions::Man);
+        let alone = matches!(self.command, CommandOptions::Completions { .. } | CommandOptions::Man | CommandOptions::Healthy);
         let database_url = if alone { Some(String::new()) } else { problems.required("COUNTERFOIL_DATABASE_URL", self.database_url.as_ref()) };
         let apis = self.apis.apis(|variable, why| problems.note(variable, why));
         let command = self.command(problems);
@@ -372,6 +238,7 @@ impl Options {
             CommandOptions::OnCall(command) => Command::OnCall(command),
             CommandOptions::Completions { shell } => Command::Completions(shell),
             CommandOptions::Man => Command::Man,
+            CommandOptions::Healthy => Command::Healthy(self.common.admin_listen.clone()),
             CommandOptions::Console(options) => {
                 let mode = self.mode(problems)?;
                 let shared = self.database_url.as_deref().unwrap_or_default();

@@ -8,8 +8,9 @@ use counterfoil_chassis::process::Exit;
 use serde_json::json;
 use sqlx::PgPool;
 
-use crate::facts::{BrokerAt, Consumer, Facts, Gatherer};
-use crate::letters::amounts;
+use crate::facts::{BrokerAt, Consumer, Facts};
+use crate::gather::Gatherer;
+use crate::words::amounts;
 use crate::{instant, print};
 
 /// Pause between two screens.

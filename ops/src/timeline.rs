@@ -10,8 +10,8 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
-use crate::letters::{money, state_words};
 use crate::trail::Trail;
+use crate::words::{money, state_words};
 
 /// One row of the timeline.
 #[derive(Debug, Clone, Serialize)]

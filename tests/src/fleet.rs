@@ -161,6 +161,7 @@ impl Fleet {
             ("COUNTERFOIL_SQUARE_NOTIFICATION_URL", "https://shop.example/webhooks/square".into()),
             ("COUNTERFOIL_STANDARD_SECRETS", STANDARD_SECRET.into()),
             ("COUNTERFOIL_MAIL_FROM", "receipts@shop.example".into()),
+            ("COUNTERFOIL_PERSON", "ann".into()),
         ];
         settings.extend(self.more.iter().cloned());
         settings.retain(|(name, _)| !self.without.contains(name));

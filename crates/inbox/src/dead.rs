@@ -2,11 +2,14 @@
 //!
 //! One row for an event that died at a consumer, however often. Its bytes are never edited: the event's id derives from its fact.
 
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use sqlx::{PgConnection, PgTransaction};
 use time::OffsetDateTime;
 use uuid::Uuid;
+
+pub use crate::filter::Filter;
+pub use crate::verdict::{Judgement, Verdict, judge};
 
 /// A message from a terminal queue.
 #[derive(Debug, Clone)]
@@ -81,99 +84,6 @@ pub async fn keep(tx: &mut PgTransaction<'_>, died: &Died) -> sqlx::Result<bool>
         died.died_at,
     );
     Ok(done.execute(&mut **tx).await?.rows_affected() == 1)
-}
-
-/// Which dead letters. Everything that is given must hold.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Filter {
-    /// Of this consumer.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub consumer: Option<String>,
-    /// Of this kind of error.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub kind: Option<String>,
-    /// In one of these states, with commas.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub state: Option<String>,
-    /// Of this topic.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub topic: Option<String>,
-    /// Of this order, by id.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub order: Option<String>,
-    /// Of this event.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub event: Option<String>,
-    /// Died within the last so many seconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub since_s: Option<String>,
-    /// Died before that.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub until_s: Option<String>,
-    /// After at least so many attempts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub attempts_min: Option<String>,
-    /// Came back after a replay, or not: `true` or `false`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub came_back: Option<String>,
-    /// Of this currency.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub currency: Option<String>,
-    /// With this text in the error.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub text: Option<String>,
-    /// This one alone, by number.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-}
-
-impl Filter {
-    /// Whether it chooses nothing but a state: everything that is open, say.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        Self { state: None, ..self.clone().sound() } == Self::default()
-    }
-
-    /// Without what chooses nothing: blanks, and zeroes of times and attempts.
-    #[must_use]
-    pub fn sound(mut self) -> Self {
-        for field in [
-            &mut self.consumer,
-            &mut self.kind,
-            &mut self.state,
-            &mut self.topic,
-            &mut self.order,
-            &mut self.event,
-            &mut self.currency,
-            &mut self.text,
-            &mut self.came_back,
-        ] {
-            if field.as_deref().is_some_and(|text| text.trim().is_empty()) {
-                *field = None;
-            }
-        }
-        for field in [&mut self.since_s, &mut self.until_s, &mut self.attempts_min] {
-            if field.as_deref().is_some_and(|text| text.trim().trim_start_matches('0').is_empty()) {
-                *field = None;
-            }
-        }
-        self
-    }
-
-    /// As JSON.
-    #[must_use]
-    pub fn json(&self) -> Value {
-        json!(self)
-    }
-
-    /// In words: `consumer=crm kind=http_404 state=open`.
-    #[must_use]
-    pub fn words(&self) -> String {
-        let value = self.json();
-        let parts = value.as_object().into_iter().flatten().map(|(name, value)| format!("{name}={}", value.as_str().unwrap_or_default()));
-        parts.collect::<Vec<_>>().join(" ")
-    }
 }
 
 /// A dead letter, without its bytes.
@@ -334,87 +244,6 @@ pub async fn groups(connection: &mut PgConnection, filter: &Filter, limit: i64) 
     .await
 }
 
-/// What a replay would do with one.
-#[derive(Debug, Clone, Serialize)]
-pub struct Judgement {
-    /// Which.
-    pub id: i64,
-    /// What.
-    pub verdict: Verdict,
-    /// When it was done, by which version it was superseded, or what blocks it.
-    pub detail: String,
-}
-
-/// What a replay would do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// The effect has not happened and will be tried.
-    WillRun,
-    /// The effect has happened: nothing to do.
-    Done,
-    /// A newer event of the same order has done its work.
-    Superseded,
-    /// Nobody knows whether it happened: it may happen twice, under the same key.
-    Unknown,
-    /// Its dedupe row may have been removed: it may happen twice.
-    Unsafe,
-    /// The consumer is paused, or an attempt is at work.
-    Blocked,
-    /// Its body is no event of ours.
-    NotAnEvent,
-}
-
-impl Verdict {
-    /// Every verdict.
-    pub const ALL: [Self; 7] = [Self::WillRun, Self::Done, Self::Superseded, Self::Unknown, Self::Unsafe, Self::Blocked, Self::NotAnEvent];
-
-    /// As it is stored.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::WillRun => "will_run",
-            Self::Done => "done",
-            Self::Superseded => "superseded",
-            Self::Unknown => "unknown",
-            Self::Unsafe => "unsafe",
-            Self::Blocked => "blocked",
-            Self::NotAnEvent => "not_an_event",
-        }
-    }
-
-    /// In words, with what is known.
-    #[must_use]
-    pub fn words(self, detail: &str) -> String {
-        match self {
-            Self::WillRun => "Will run".into(),
-            Self::Done if detail.is_empty() => "Will be skipped: already done".into(),
-            Self::Done => format!("Will be skipped: already done at {detail}"),
-            Self::Superseded if detail.is_empty() => "Superseded by a newer version".into(),
-            Self::Superseded => format!("Superseded by version {detail}"),
-            Self::Unknown => "Outcome unknown: may happen twice, same key".into(),
-            Self::Unsafe => "Unsafe: its dedupe record is gone".into(),
-            Self::Blocked if detail.is_empty() => "Blocked: consumer paused, or an attempt holds the lease".into(),
-            Self::Blocked => format!("Blocked: {detail}"),
-            Self::NotAnEvent => "Cannot be replayed: not an event of ours".into(),
-        }
-    }
-
-    pub(crate) fn read(name: &str) -> Self {
-        Self::ALL.into_iter().find(|verdict| verdict.name() == name).unwrap_or(Self::Unsafe)
-    }
-}
-
-/// Judges dead letters. `horizon_s`: how long dedupe rows are kept.
-///
-/// # Errors
-/// When the database fails.
-pub async fn judge(connection: &mut PgConnection, ids: &[i64], horizon_s: i64) -> sqlx::Result<Vec<Judgement>> {
-    let rows = sqlx::query!(r#"SELECT id AS "id!", verdict AS "verdict!", detail AS "detail!" FROM dead_letters_judged($1, $2)"#, ids, horizon_s);
-    let rows = rows.fetch_all(connection).await?;
-    Ok(rows.into_iter().map(|row| Judgement { id: row.id, verdict: Verdict::read(&row.verdict), detail: row.detail }).collect())
-}
-
 /// Says of open ones that their effect need not happen. Returns which.
 ///
 /// # Errors
@@ -444,34 +273,6 @@ pub async fn reopen(tx: &mut PgTransaction<'_>, ids: &[i64]) -> sqlx::Result<Vec
     .await
 }
 
-/// Open dead letters of one consumer, for gauges.
-#[derive(Debug, Clone, Serialize)]
-pub struct Unfinished {
-    /// Whose.
-    pub consumer: String,
-    /// Need a decision.
-    pub open: i64,
-    /// Are being replayed, or are about to.
-    pub replaying: i64,
-    /// Age of the oldest that is open, in seconds.
-    pub oldest_seconds: f64,
-}
-
-/// Counts what is unfinished, by consumer.
-///
-/// # Errors
-/// When the database fails.
-pub async fn unfinished(connection: &mut PgConnection) -> sqlx::Result<Vec<Unfinished>> {
-    sqlx::query_as!(
-        Unfinished,
-        r#"SELECT consumer, count(*) FILTER (WHERE state = 'open') AS "open!", count(*) FILTER (WHERE state <> 'open') AS "replaying!",
-            COALESCE(extract(epoch FROM now() - min(died_at) FILTER (WHERE state = 'open')), 0)::float8 AS "oldest_seconds!"
-        FROM dead_letters WHERE state IN ('open', 'queued', 'replaying') GROUP BY consumer ORDER BY consumer"#
-    )
-    .fetch_all(connection)
-    .await
-}
-
 /// The dead letters of an order, or of an event.
 ///
 /// # Errors
@@ -492,87 +293,4 @@ pub async fn of_order(connection: &mut PgConnection, order_id: Uuid) -> sqlx::Re
 pub async fn order_of_event(connection: &mut PgConnection, event_id: Uuid) -> sqlx::Result<Option<Uuid>> {
     let order = sqlx::query_scalar!("SELECT order_id FROM dead_letters WHERE event_id = $1 AND order_id IS NOT NULL LIMIT 1", event_id);
     Ok(order.fetch_optional(connection).await?.flatten())
-}
-
-/// Erases the customer of these orders, whose addresses are `texts`, from dead letters; what can have no effect without an address is discarded.
-///
-/// # Errors
-/// When the database fails.
-pub async fn erase_dead(tx: &mut PgTransaction<'_>, orders: &[Uuid], texts: &[String]) -> sqlx::Result<u64> {
-    let texts: Vec<Vec<u8>> = texts.iter().map(|text| format!("\"{text}\"").into_bytes()).collect(); // a whole JSON string, not a part of one
-    let nobody = json!({ "email": null, "name": null, "phone": null });
-    let events = sqlx::query!(
-        r#"UPDATE dead_letters SET body = convert_to((CASE WHEN convert_from(body, 'UTF8')::jsonb #> '{data,customer}' IS NULL THEN convert_from(body, 'UTF8')::jsonb
-            ELSE jsonb_set(convert_from(body, 'UTF8')::jsonb, '{data,customer}', $2) END)::text, 'UTF8'), erased_at = now()
-        WHERE order_id = ANY ($1) AND event_id IS NOT NULL AND erased_at IS NULL"#,
-        orders,
-        nobody,
-    );
-    let mut erased = events.execute(&mut **tx).await?.rows_affected();
-    let others = sqlx::query!(
-        "UPDATE dead_letters SET body = '', erased_at = now() WHERE event_id IS NULL AND erased_at IS NULL
-            AND EXISTS (SELECT FROM unnest($1::bytea[]) AS t (text) WHERE position(t.text IN body) > 0)",
-        &texts
-    );
-    erased += others.execute(&mut **tx).await?.rows_affected();
-    // A mail or a contact without an address cannot be made any more.
-    sqlx::query!(
-        "UPDATE dead_letters SET state = 'discarded', closed_at = now(), closed_by = 'erase', closed_reason = 'the customer was erased'
-         WHERE order_id = ANY ($1) AND consumer IN ('email', 'crm') AND state = 'open'",
-        orders
-    )
-    .execute(&mut **tx)
-    .await?;
-    Ok(erased)
-}
-
-/// Removes those that were closed long ago, at most `limit`. What is open stays.
-///
-/// # Errors
-/// When the database fails.
-pub async fn purge_dead(connection: &mut PgConnection, older_than_s: i64, limit: i64) -> sqlx::Result<u64> {
-    let done = sqlx::query!(
-        "DELETE FROM dead_letters WHERE id IN (SELECT id FROM dead_letters WHERE closed_at < now() - make_interval(secs => $1::bigint::float8) LIMIT $2 FOR UPDATE SKIP LOCKED)",
-        older_than_s,
-        limit,
-    );
-    Ok(done.execute(connection).await?.rows_affected())
-}
-
-/// Age of the oldest that is not closed, in seconds since it failed first: it must stay below the time for which dedupe rows are kept.
-///
-/// # Errors
-/// When the database fails.
-pub async fn oldest_open_seconds(connection: &mut PgConnection) -> sqlx::Result<f64> {
-    sqlx::query_scalar!(
-        r#"SELECT COALESCE(max(extract(epoch FROM now() - first_failed_at)), 0)::float8 AS "seconds!" FROM dead_letters WHERE state IN ('open', 'queued', 'replaying')"#
-    )
-    .fetch_one(connection)
-    .await
-}
-
-/// Opens letters again whose replay has brought neither an effect nor another death for `settled_s` seconds, at which nobody works: their
-/// message was lost. Returns how many.
-///
-/// # Errors
-/// When the database fails.
-pub async fn open_lost_replays(tx: &mut PgTransaction<'_>, settled_s: i64) -> sqlx::Result<u64> {
-    let done = sqlx::query!(
-        "UPDATE dead_letters d SET state = 'open', came_back = came_back + 1, previous_error = error, error = 'its replay was lost on its way: no effect and no error came of it'
-         WHERE d.state = 'replaying' AND d.replayed_at < now() - make_interval(secs => $1::bigint::float8)
-            AND NOT EXISTS (SELECT FROM processed_events p WHERE p.consumer = d.consumer AND p.event_id = d.event_id
-                AND (p.state = 'done' OR p.lease_until > now() OR p.updated_at > now() - make_interval(secs => $1::bigint::float8)))",
-        settled_s
-    );
-    Ok(done.execute(&mut **tx).await?.rows_affected())
-}
-
-/// How many of these orders' letters are about to be sent again, or were.
-///
-/// # Errors
-/// When the database fails.
-pub async fn replaying(connection: &mut PgConnection, orders: &[Uuid]) -> sqlx::Result<i64> {
-    sqlx::query_scalar!(r#"SELECT count(*) AS "count!" FROM dead_letters WHERE order_id = ANY ($1) AND state IN ('queued', 'replaying')"#, orders)
-        .fetch_one(connection)
-        .await
 }

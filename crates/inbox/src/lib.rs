@@ -4,13 +4,17 @@
 //! claim carries a fence, which grows with every claim and which every later write must name, and a lease by the
 //! database's clock. `done` is final; everything else may be claimed again.
 //!
-//! [`dead`] keeps what a consumer gave up, [`replay`] sends it again, [`lost`] finds what a queue lost, [`pause`] stops a consumer for a
+//! [`dead`] keeps what a consumer gave up ([`upkeep`] looks after it), [`replay`] sends it again, [`lost`] finds what a queue lost, [`pause`] stops a consumer for a
 //! while.
 
 pub mod dead;
+mod filter;
 pub mod lost;
 pub mod pause;
 pub mod replay;
+mod runs;
+pub mod upkeep;
+mod verdict;
 
 use std::time::Duration;
 

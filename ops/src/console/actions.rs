@@ -94,7 +94,7 @@ pub(super) async fn replay_one(State(console): State<Arc<Console>>, reader: Read
         let letter = dead::find(&mut tx, id).await?.ok_or_else(|| Trouble::Nothing(format!("No dead letter d_{id}.")))?;
         if letter.state != "open" {
             // Pressed twice, in two tabs, or by two people: the same replay, and who began it stands in its audit.
-            return back_with(&fields, &format!("d_{id} is {} already; nothing was done twice", crate::letters::state_words(&letter).to_lowercase()), Some(id));
+            return back_with(&fields, &format!("d_{id} is {} already; nothing was done twice", crate::words::state_words(&letter).to_lowercase()), Some(id));
         }
         let next = next_of(&mut tx, &fields, id).await?;
         let plan = replay::plan(&mut tx, &NOTHING, Some(&[id]), &reader.actor.person, console.horizon_s).await?;

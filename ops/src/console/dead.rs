@@ -14,8 +14,8 @@ use super::fields::Fields;
 use super::page::{Frame, Reader, action, ago, badge, guard, hidden, instant, path_part, trail_link, trail_link_short};
 use super::{Console, Reply, Trouble, audit, shown};
 use crate::actions::{Role, actions};
-use crate::letters::{amounts, money, state_words};
 use crate::mask::masked;
+use crate::words::{amounts, money, state_words};
 
 /// Rows of one page.
 const PAGE: i64 = 50;

@@ -33,7 +33,8 @@ use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
-use crate::facts::{BrokerAt, Facts, Gatherer};
+use crate::facts::{BrokerAt, Facts};
+use crate::gather::Gatherer;
 use crate::replays::exit;
 use fields::Fields;
 use page::{Frame, Reader, page};
@@ -105,6 +106,7 @@ fn router(console: Arc<Console>) -> Router {
         .route("/flow/resume", post(actions::resume))
         .route("/flow/release", post(actions::release))
         .route("/audit", get(audit::show))
+        .route("/runbook", get(runbook))
         .route("/sign-in", get(sign_in_page).post(sign_in))
         .route("/sign-out", post(sign_out))
         .route("/assets/style.css", get(|| async { asset("text/css; charset=utf-8", include_str!("assets/style.css")) }))
@@ -258,6 +260,18 @@ pub(crate) fn place(id: &str) -> String {
 /// Exact first: one hit jumps to its page.
 async fn search(_: Reader, Query(asked): Query<Asked>) -> Redirect {
     Redirect::to(&place(asked.q.trim()))
+}
+
+/// deploy/runbook.md, a section for each alert.
+async fn runbook(reader: Reader) -> Markup {
+    let text = include_str!("../../../deploy/runbook.md");
+    let content = html! {
+        @for section in text.split("\n## ") {
+            @let (title, body) = section.split_once('\n').unwrap_or((section, ""));
+            section id=(title.trim_start_matches("# ")) { h2 { (title.trim_start_matches("# ")) } pre.payload tabindex="0" { (body.trim()) } }
+        }
+    };
+    page(&Frame::of("Runbook", ""), &reader, &content)
 }
 
 async fn nowhere(State(console): State<Arc<Console>>, reader: Reader) -> Response {

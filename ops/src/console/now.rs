@@ -11,8 +11,8 @@ use serde_json::json;
 use super::page::{Frame, Reader, ago, badge, instant, page};
 use super::{Console, flow};
 use crate::facts::{Consumer, Facts};
-use crate::letters::amounts;
 use crate::status::seconds;
+use crate::words::amounts;
 
 pub(super) async fn show(State(console): State<Arc<Console>>, mut reader: Reader) -> Response {
     let (facts, away) = console.facts().await;

@@ -84,7 +84,7 @@ pub(super) fn page(frame: &Frame<'_>, reader: &Reader, content: &Markup) -> Mark
                     @if let Some(why) = &reader.away { p.notice.bad role="status" { strong { "Last known numbers. " } (why) } }
                     (content)
                 }
-                footer { p { "As of " (instant(OffsetDateTime::now_utc())) ". Keys: " kbd { "/" } " search, " kbd { "j" } " " kbd { "k" } " move, " kbd { "x" } " tick, " kbd { "r" } " preview, " kbd { "?" } " all." } }
+                footer { p { a href="/runbook" { "Runbook" } ". As of " (instant(OffsetDateTime::now_utc())) ". Keys: " kbd { "/" } " search, " kbd { "j" } " " kbd { "k" } " move, " kbd { "x" } " tick, " kbd { "r" } " preview, " kbd { "?" } " all." } }
                 dialog #keys aria-label="Keys" {
                     h2 { "Keys" }
                     dl {
@@ -117,7 +117,7 @@ pub(super) fn instant_or(at: Option<OffsetDateTime>, otherwise: &str) -> Markup 
 
 /// How long ago, with the instant behind it.
 pub(super) fn ago(at: OffsetDateTime) -> Markup {
-    let text = crate::letters::age(at, OffsetDateTime::now_utc());
+    let text = crate::words::age(at, OffsetDateTime::now_utc());
     html! { time.ago datetime=(crate::instant(at)) title=(crate::instant(at)) { (text) } }
 }
 

@@ -11,8 +11,8 @@ use maud::{Markup, html};
 use super::page::{Frame, Reader, action, badge, guard, instant, instant_or, trail_link};
 use super::{Console, Reply, Trouble, shown};
 use crate::actions::Role;
-use crate::letters::amounts;
 use crate::replays::{CONFIRM_ABOVE, RATE_PER_S};
+use crate::words::amounts;
 
 pub(super) async fn list(State(console): State<Arc<Console>>, reader: Reader) -> Response {
     let reply = async {

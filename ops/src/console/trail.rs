@@ -10,8 +10,8 @@ use time::OffsetDateTime;
 use super::page::{Frame, Reader, badge, instant, path_part};
 use super::{Console, Reply, Trouble, shown};
 use crate::find::orders_of;
-use crate::letters::money;
 use crate::trail::{Trail, trail};
+use crate::words::money;
 
 pub(super) async fn show(State(console): State<Arc<Console>>, reader: Reader, Path(id): Path<String>) -> Response {
     let reply = find(&console, &reader, &id).await;

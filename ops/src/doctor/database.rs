@@ -3,7 +3,7 @@
 use counterfoil_broker::TOPOLOGY_VERSION;
 use counterfoil_chassis::postgres::{deployment, schema_fits, tasks};
 use counterfoil_chassis::replica::replicas;
-use counterfoil_inbox::dead::oldest_open_seconds;
+use counterfoil_inbox::upkeep::oldest_open_seconds;
 use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
-use counterfoil_inbox::dead::erase_dead;
+use counterfoil_inbox::upkeep::erase_dead;
 use counterfoil_ledger::check::differences;
 use counterfoil_providers::{Apis, Mode};
 use counterfoil_settlement::housekeeping::{self, Deferred};
@@ -13,7 +13,8 @@ use sqlx::{Connection, PgConnection, PgPool};
 
 use super::{Rhythm, reader};
 use crate::actions::purge_actions;
-use crate::facts::{BrokerAt, Gatherer};
+use crate::facts::BrokerAt;
+use crate::gather::Gatherer;
 use crate::notify::Notifier;
 use crate::reconcile::read_order;
 
@@ -145,7 +146,7 @@ impl Jobs {
         removed += purge_tokens(&mut connection, rhythm.keys_s, BATCH * 5).await?;
         removed += counterfoil_outbox::purge(&mut connection, rhythm.outbox_s, BATCH * 5).await?;
         removed += counterfoil_inbox::purge(&mut connection, rhythm.processed_s, BATCH * 5).await?;
-        removed += counterfoil_inbox::dead::purge_dead(&mut connection, rhythm.outbox_s, BATCH * 5).await?;
+        removed += counterfoil_inbox::upkeep::purge_dead(&mut connection, rhythm.outbox_s, BATCH * 5).await?;
         removed += counterfoil_inbox::replay::purge_replays(&mut connection, rhythm.outbox_s, BATCH * 5).await?;
         removed += counterfoil_inbox::lost::purge_lost(&mut connection, rhythm.processed_s, BATCH * 5).await?;
         removed += erase_again(&mut connection, BATCH).await?;

@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 
 use counterfoil_broker::topology::{CONSUMERS, ConsumerTopics, work_queue};
-use counterfoil_inbox::dead::open_lost_replays;
 use counterfoil_inbox::lost::{mark, move_mark, send_lost, send_lost_again, settle_lost, unaccounted};
+use counterfoil_inbox::upkeep::open_lost_replays;
 use counterfoil_outbox::{newest, send_again, unaccounted_from};
 use uuid::Uuid;
 

@@ -16,7 +16,8 @@ use serde_json::json;
 use sqlx::{PgConnection, PgPool};
 use tokio::time::{Instant, timeout};
 
-use crate::facts::{BrokerAt, Gatherer};
+use crate::facts::BrokerAt;
+use crate::gather::Gatherer;
 use crate::notify::Notifier;
 use jobs::Jobs;
 pub use rhythm::{Rhythm, RhythmOptions};

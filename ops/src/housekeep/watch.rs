@@ -1,7 +1,7 @@
 //! What the alerts are made of: the fleet's facts as gauges, and the runs of replays that somebody has confirmed.
 
-use counterfoil_inbox::dead;
 use counterfoil_inbox::replay::resolve;
+use counterfoil_inbox::upkeep::oldest_open_seconds;
 
 use super::jobs::{Jobs, gauge};
 use crate::facts::Facts;
@@ -26,7 +26,7 @@ impl Jobs {
         let facts = self.gatherer.gather(&self.pool).await?;
         say(&facts);
         counterfoil_chassis::replica::forget_gone(&mut *self.pool.acquire().await?).await?;
-        let horizon = dead::oldest_open_seconds(&mut *self.pool.acquire().await?).await?;
+        let horizon = oldest_open_seconds(&mut *self.pool.acquire().await?).await?;
         metrics::gauge!("counterfoil_dedupe_horizon_used").set(horizon.max(facts.outbox.oldest_s) / seconds(self.rhythm.processed_s));
         self.notifier.tell(&self.pool, &facts).await?;
         Ok(0)

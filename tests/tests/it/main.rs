@@ -1,8 +1,10 @@
 //! The whole fleet, and the shape of the workspace.
 
+mod deploy;
 mod money_back;
 mod restarts;
 mod shops;
+mod signals;
 mod tickets;
 mod tidy;
 mod traces;
