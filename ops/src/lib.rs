@@ -130,7 +130,7 @@ async fn healthy(address: &str) -> anyhow::Result<()> {
 async fn on_call(settings: Settings, command: OnCall) -> anyhow::Result<()> {
     let (url, actor, horizon_s) = (&settings.database_url, &settings.actor, settings.horizon_s);
     match command {
-        OnCall::DeadLetters(command) => letters::run(&pool(url, 2, false)?, actor, command, horizon_s).await,
+        OnCall::DeadLetters(command) => letters::run(&pool(url, 2, false)?, actor, *command, horizon_s).await,
         OnCall::Replays(command) => letters::runs(&pool(url, 2, false)?, actor, command, horizon_s).await,
         OnCall::Outbox(command) => queues::outbox(&pool(url, 1, false)?, actor, command).await,
         OnCall::Consumer(command) => queues::consumer(&pool(url, 1, false)?, actor, command).await,
@@ -186,7 +186,7 @@ pub async fn stay(settings: Settings, process: Process) -> anyhow::Result<()> {
         }
         Command::Console(console) => {
             let broker = settings.broker();
-            Box::pin(console::run(pool(&settings.database_url, console::CONNECTIONS, false)?, broker, console, settings.horizon_s, process)).await
+            Box::pin(console::run(pool(&settings.database_url, console::CONNECTIONS, false)?, broker, *console, settings.horizon_s, process)).await
         }
         Command::Completions(_)
         | Command::Healthy(_)

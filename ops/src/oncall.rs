@@ -22,7 +22,7 @@ pub enum OnCall {
     },
     /// Dead letters: what a consumer gave up. List, show, replay, discard, reopen.
     #[command(subcommand, name = "dead-letters", alias = "dead")]
-    DeadLetters(DeadLetters),
+    DeadLetters(Box<DeadLetters>),
     /// Replays of dead letters: list, show, stop.
     #[command(subcommand)]
     Replays(ReplaysOptions),

@@ -79,7 +79,7 @@ enum CommandOptions {
     /// Show the whole chain of one order, missing effects included: deliveries, payments, events, messages, effects, books.
     Trail {
         /// Anything that leads to it: an order's id or reference, a payment, a provider's event, one of ours, a refund, a
-        /// reservation, a ticket as <draw>#<number>, a dead letter as d_91, an e-mail address.
+        /// reservation, a ticket as `draw#number`, a dead letter as d_91, an e-mail address.
         id: String,
         /// As JSON.
         #[arg(long)]
@@ -243,7 +243,7 @@ impl Options {
                 let mode = self.mode(problems)?;
                 let shared = self.database_url.as_deref().unwrap_or_default();
                 let mode = if mode == Mode::Live { "live" } else { "test" };
-                Command::Console(options.check(problems, self.console_tokens.as_ref(), shared, self.notify.console_url.as_ref(), mode)?)
+                Command::Console(Box::new(options.check(problems, self.console_tokens.as_ref(), shared, self.notify.console_url.as_ref(), mode)?))
             }
             CommandOptions::Attention { limit } => Command::Attention { limit },
             CommandOptions::Housekeep(rhythm) => {

@@ -49,7 +49,7 @@ pub enum Command {
     /// The manual page.
     Man,
     /// The on-call's page.
-    Console(ConsoleSettings),
+    Console(Box<ConsoleSettings>),
     /// What on-call asks for.
     OnCall(OnCall),
     /// List what waits for a person.

@@ -30,10 +30,7 @@ pub(crate) async fn run(pool: &PgPool, broker: Option<BrokerAt>, watch: bool, as
             let message = facts.needs.first().cloned().unwrap_or_default();
             return if facts.needs.is_empty() { Ok(()) } else { Err(Exit::with(1, format!("a person is needed: {message}")).into()) };
         }
-        tokio::select! {
-            () = tokio::time::sleep(AGAIN) => {}
-            _ = tokio::signal::ctrl_c() => return Ok(()),
-        }
+        tokio::time::sleep(AGAIN).await; // until interrupted
     }
 }
 

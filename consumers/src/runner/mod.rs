@@ -92,6 +92,6 @@ impl Runner {
             handover_stop.cancel(); // the last copy has been handed over
         };
         // Side by side in one task: what either spawns is joined, and nothing outlives both.
-        tokio::join!(consume, publisher, watch_pause, reports);
+        tokio::join!(Box::pin(consume), publisher, watch_pause, Box::pin(reports));
     }
 }

@@ -52,10 +52,12 @@ pub async fn erase_customer(tx: &mut PgTransaction<'_>, orders: &[Uuid], emails:
     if unsettled > 0 {
         return Ok(Erased { unsettled: i64::try_from(unsettled).unwrap_or(i64::MAX), ..Erased::default() });
     }
-    let column = |read: fn(&(Option<String>, Option<String>, Option<String>)) -> Option<String>| {
-        theirs.iter().filter_map(|row| read(&(row.provider.clone(), row.account.clone(), row.event_id.clone()))).collect::<Vec<String>>()
-    };
-    let (providers, accounts, ids) = (column(|row| row.0.clone()), column(|row| row.1.clone()), column(|row| row.2.clone()));
+    let (mut providers, mut accounts, mut ids) = (Vec::new(), Vec::new(), Vec::new());
+    for row in theirs {
+        providers.extend(row.provider);
+        accounts.extend(row.account);
+        ids.extend(row.event_id);
+    }
     let events = sqlx::query!(
         r#"UPDATE webhook_events w SET body = '{"erased":true}', differing_body = NULL, fact = NULL, erased_at = now()
         FROM unnest($1::text[], $2::text[], $3::text[]) AS e (provider, account, event_id)

@@ -73,7 +73,7 @@ fn filter_of(fields: &Fields) -> Result<Filter, Trouble> {
     let names = ["consumer", "kind", "state", "topic", "order", "event", "since_s", "attempts_min", "came_back", "currency", "text"];
     let given: Map<String, Value> = names
         .into_iter()
-        .filter_map(|name| Some((name.to_owned(), fields.text(&format!("filter_{name}")))))
+        .map(|name| (name.to_owned(), fields.text(&format!("filter_{name}"))))
         .filter(|(_, text)| !text.is_empty())
         .map(|(name, text)| (name, Value::String(text.to_owned())))
         .collect();

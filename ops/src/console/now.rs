@@ -10,7 +10,8 @@ use serde_json::json;
 
 use super::page::{Frame, Reader, ago, badge, instant, page};
 use super::{Console, flow};
-use crate::facts::{Consumer, Facts};
+use crate::depths::Depths;
+use crate::facts::Facts;
 use crate::status::seconds;
 use crate::words::amounts;
 
@@ -67,80 +68,9 @@ struct Tile {
 }
 
 fn tiles(facts: &Facts) -> Markup {
-    let outbox = &facts.outbox;
-    let open: i64 = facts.consumers.iter().filter_map(|consumer| consumer.dead.as_ref()).map(|dead| dead.open).sum();
-    let oldest = facts.consumers.iter().map(|consumer| consumer.oldest_s).fold(0.0, f64::max);
-    let waiting: i64 = facts.consumers.iter().map(|consumer| consumer.waiting).sum();
-    let broker = match &facts.broker_unknown {
-        Some(why) => Tile { name: "Broker", to: "/flow", number: "unknown".into(), unit: "", oldest: why.clone(), state: ("warn", "unknown".into()) },
-        None => {
-            let ready: u32 =
-                facts.consumers.iter().filter_map(|consumer| consumer.queues.as_ref()).filter_map(|queues| queues.work).map(|(ready, _)| ready).sum();
-            let rungs: u32 = facts.consumers.iter().filter_map(|consumer| consumer.queues.as_ref()).map(crate::depths::Depths::on_rungs).sum();
-            let missing = facts.consumers.iter().filter_map(|consumer| consumer.queues.as_ref()).flat_map(crate::depths::Depths::missing).count();
-            let state = if missing > 0 { ("bad", format!("{missing} queues missing")) } else { ("good", "all queues there".into()) };
-            Tile { name: "Broker", to: "/flow", number: ready.to_string(), unit: "ready", oldest: format!("{rungs} on retry rungs"), state }
-        }
-    };
-    let tiles = [
-        Tile {
-            name: "Ingest",
-            to: "/flow",
-            number: facts.ingest.last_minute.to_string(),
-            unit: "events a minute",
-            oldest: facts
-                .providers
-                .iter()
-                .map(|provider| provider.health.ago_s)
-                .reduce(f64::min)
-                .map_or("none today".into(), |s| format!("last {} ago", seconds(s.max(0.1)))),
-            state: if facts.ingest.replicas == 0 { ("bad", "no process runs".into()) } else { ("good", format!("{} running", facts.ingest.replicas)) },
-        },
-        Tile {
-            name: "Outbox",
-            to: "/flow",
-            number: outbox.unpublished.to_string(),
-            unit: "waiting",
-            oldest: format!("oldest {}", seconds(outbox.oldest_s)),
-            state: if outbox.unroutable + outbox.parked > 0 {
-                ("bad", format!("{} unroutable, {} parked", outbox.unroutable, outbox.parked))
-            } else {
-                state_of(&outbox.advice.words())
-            },
-        },
-        broker,
-        Tile {
-            name: "Consumers",
-            to: "/flow",
-            number: waiting.to_string(),
-            unit: "waiting",
-            oldest: format!("oldest {}", seconds(oldest)),
-            state: facts
-                .consumers
-                .iter()
-                .map(|consumer: &Consumer| state_of(&consumer.advice.words()))
-                .find(|(kind, _)| *kind != "good")
-                .unwrap_or(("good", "keeping up".into())),
-        },
-        Tile {
-            name: "Effects",
-            to: "/dead",
-            number: open.to_string(),
-            unit: "dead letters",
-            oldest: facts
-                .consumers
-                .iter()
-                .filter_map(|consumer| consumer.dead.as_ref())
-                .map(|dead| dead.oldest_seconds)
-                .reduce(f64::max)
-                .filter(|s| *s > 0.0)
-                .map_or("none open".into(), |s| format!("oldest {}", seconds(s))),
-            state: if open == 0 { ("good", "none needs a decision".into()) } else { ("bad", format!("{open} need a decision")) },
-        },
-    ];
     html! {
         div.tiles {
-            @for tile in tiles {
+            @for tile in [ingest_tile(facts), outbox_tile(facts), broker_tile(facts), consumers_tile(facts), effects_tile(facts)] {
                 a.tile href=(tile.to) {
                     span.name { (tile.name) }
                     span.number { (tile.number) " " small { (tile.unit) } }
@@ -149,6 +79,72 @@ fn tiles(facts: &Facts) -> Markup {
                 }
             }
         }
+    }
+}
+
+fn ingest_tile(facts: &Facts) -> Tile {
+    let last = facts.providers.iter().map(|provider| provider.health.ago_s).reduce(f64::min);
+    Tile {
+        name: "Ingest",
+        to: "/flow",
+        number: facts.ingest.last_minute.to_string(),
+        unit: "events a minute",
+        oldest: last.map_or("none today".into(), |s| format!("last {} ago", seconds(s.max(0.1)))),
+        state: if facts.ingest.replicas == 0 { ("bad", "no process runs".into()) } else { ("good", format!("{} running", facts.ingest.replicas)) },
+    }
+}
+
+fn outbox_tile(facts: &Facts) -> Tile {
+    let outbox = &facts.outbox;
+    let stuck = outbox.unroutable + outbox.parked;
+    Tile {
+        name: "Outbox",
+        to: "/flow",
+        number: outbox.unpublished.to_string(),
+        unit: "waiting",
+        oldest: format!("oldest {}", seconds(outbox.oldest_s)),
+        state: if stuck > 0 { ("bad", format!("{} unroutable, {} parked", outbox.unroutable, outbox.parked)) } else { state_of(&outbox.advice.words()) },
+    }
+}
+
+fn broker_tile(facts: &Facts) -> Tile {
+    let tile = |number: String, unit, oldest, state| Tile { name: "Broker", to: "/flow", number, unit, oldest, state };
+    if let Some(why) = &facts.broker_unknown {
+        return tile("unknown".into(), "", why.clone(), ("warn", "unknown".into()));
+    }
+    let queues = || facts.consumers.iter().filter_map(|consumer| consumer.queues.as_ref());
+    let ready: u32 = queues().filter_map(|queues| queues.work).map(|(ready, _)| ready).sum();
+    let rungs: u32 = queues().map(Depths::on_rungs).sum();
+    let missing = queues().flat_map(Depths::missing).count();
+    let state = if missing > 0 { ("bad", format!("{missing} queues missing")) } else { ("good", "all queues there".into()) };
+    tile(ready.to_string(), "ready", format!("{rungs} on retry rungs"), state)
+}
+
+fn consumers_tile(facts: &Facts) -> Tile {
+    let oldest = facts.consumers.iter().map(|consumer| consumer.oldest_s).fold(0.0, f64::max);
+    let waiting: i64 = facts.consumers.iter().map(|consumer| consumer.waiting).sum();
+    let worst = facts.consumers.iter().map(|consumer| state_of(&consumer.advice.words())).find(|(kind, _)| *kind != "good");
+    Tile {
+        name: "Consumers",
+        to: "/flow",
+        number: waiting.to_string(),
+        unit: "waiting",
+        oldest: format!("oldest {}", seconds(oldest)),
+        state: worst.unwrap_or(("good", "keeping up".into())),
+    }
+}
+
+fn effects_tile(facts: &Facts) -> Tile {
+    let dead = || facts.consumers.iter().filter_map(|consumer| consumer.dead.as_ref());
+    let open: i64 = dead().map(|dead| dead.open).sum();
+    let oldest = dead().map(|dead| dead.oldest_seconds).reduce(f64::max).filter(|s| *s > 0.0);
+    Tile {
+        name: "Effects",
+        to: "/dead",
+        number: open.to_string(),
+        unit: "dead letters",
+        oldest: oldest.map_or("none open".into(), |s| format!("oldest {}", seconds(s))),
+        state: if open == 0 { ("good", "none needs a decision".into()) } else { ("bad", format!("{open} need a decision")) },
     }
 }
 

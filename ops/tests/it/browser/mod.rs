@@ -174,13 +174,7 @@ async fn a_viewer_looks_an_operator_decides_an_admin_reveals_and_everything_is_w
         403,
         "an operator takes no risk"
     );
-    page.sign_in(ADMIN, "/dead/2").await;
-    page.fill("form[action$='/reveal'] input[name=reason]", "the customer calls").await;
-    page.click("form[action$='/reveal'] button").await;
-    page.says("ann.secret@example.com").await;
-    assert_eq!(page.js("return document.querySelector('meta[http-equiv=refresh]').content").await, "300;url=/dead/2", "it ends after five minutes");
-    page.go("/dead/2").await;
-    assert!(!page.source().await.contains("ann.secret"), "and on leaving");
+    an_admin_reveals(&page).await;
     for (person, action, object, outcome) in [("otto", "discard", "d_1", "done"), ("ada", "reveal", "d_2", "shown")] {
         let found: i64 = sqlx::query_scalar("SELECT count(*) FROM actions WHERE person = $1 AND action = $2 AND object = $3 AND outcome = $4 AND reason <> ''")
             .bind(person)
@@ -195,6 +189,16 @@ async fn a_viewer_looks_an_operator_decides_an_admin_reveals_and_everything_is_w
     page.go("/audit").await;
     let text = page.text().await;
     assert!(text.contains("made by hand") && text.contains("refused: a viewer may look"), "{text}");
+}
+
+async fn an_admin_reveals(page: &Page) {
+    page.sign_in(ADMIN, "/dead/2").await;
+    page.fill("form[action$='/reveal'] input[name=reason]", "the customer calls").await;
+    page.click("form[action$='/reveal'] button").await;
+    page.says("ann.secret@example.com").await;
+    assert_eq!(page.js("return document.querySelector('meta[http-equiv=refresh]').content").await, "300;url=/dead/2", "it ends after five minutes");
+    page.go("/dead/2").await;
+    assert!(!page.source().await.contains("ann.secret"), "and on leaving");
 }
 
 async fn cookie(page: &Page) -> String {

@@ -92,10 +92,8 @@ async fn a_rate_is_kept_and_a_stop_takes_back_what_is_not_released() {
     assert_eq!(left + stopped, 250);
 }
 
-#[tokio::test]
-async fn the_page_says_which_came_back_and_with_what_and_the_place_in_the_list_is_kept() {
-    let (stage, crm) = (Stage::new().await, CrmStub::start().await);
-    let page = Page::on(Fleet::on(&stage).with("COUNTERFOIL_CRM_URL", crm.url.clone()), &Look::default()).await;
+/// Dead letters of the CRM whose orders are there.
+async fn forty_two(stage: &Stage) {
     for n in 0..42 {
         let (order, id) = (Uuid::new_v4(), Uuid::new_v4());
         let mut event = paid_event(order, &format!("c{n}@example.com"));
@@ -114,6 +112,13 @@ async fn the_page_says_which_came_back_and_with_what_and_the_place_in_the_list_i
             .await
             .unwrap();
     }
+}
+
+#[tokio::test]
+async fn the_page_says_which_came_back_and_with_what_and_the_place_in_the_list_is_kept() {
+    let (stage, crm) = (Stage::new().await, CrmStub::start().await);
+    let page = Page::on(Fleet::on(&stage).with("COUNTERFOIL_CRM_URL", crm.url.clone()), &Look::default()).await;
+    forty_two(&stage).await;
     page.stage.execute(SEED).await;
     page.stage.execute("DELETE FROM dead_letters WHERE consumer = 'crm' AND id > 42").await;
     crm.next(&["422 Unprocessable"]);
@@ -152,7 +157,11 @@ async fn the_page_says_which_came_back_and_with_what_and_the_place_in_the_list_i
     page.console = Some(page.fleet.run_long("console").ready().await);
     page.go(&path).await;
     page.says("41 done · 0 skipped · 1 came back · 0 left").await;
-    // Page two of a sorted list, one row replayed: the same page, and the next row in focus.
+    the_place_is_kept(&page).await;
+}
+
+/// Page two of a sorted list, one row replayed: the same page, and the next row in focus.
+async fn the_place_is_kept(page: &Page) {
     let list = "/dead?consumer=email&state=open&sort=oldest&page=2";
     page.go(list).await;
     let rows: Vec<String> = serde_json::from_value(page.js("return Array.from(document.querySelectorAll('a.open')).map(a => a.textContent)").await).unwrap();
@@ -171,7 +180,7 @@ async fn the_page_says_which_came_back_and_with_what_and_the_place_in_the_list_i
     assert_eq!(page.post_by_hand("/dead/replay", &format!("token={token}&id={id}&reason=again")).await, 303);
     let count: i64 = sqlx::query_scalar("SELECT count(*) FROM outbox o JOIN dead_letters d ON d.event_id = o.event_id WHERE d.id = $1 AND o.exchange = ''")
         .bind(id.parse::<i64>().unwrap())
-        .fetch_one(&stage.pool())
+        .fetch_one(&page.stage.pool())
         .await
         .unwrap();
     assert_eq!(count, 1);
