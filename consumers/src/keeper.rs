@@ -17,6 +17,7 @@ use counterfoil_chassis::Process;
 use counterfoil_chassis::postgres::{ran, within};
 use counterfoil_inbox::dead::{Died, keep};
 use counterfoil_payments::Event;
+use counterfoil_settlement::Failure;
 use futures_util::stream::select_all;
 use futures_util::{FutureExt, StreamExt};
 use ring::digest::{SHA256, digest};
@@ -98,6 +99,7 @@ async fn take(link: &Link, pool: &PgPool, process: &Process) -> anyhow::Result<(
 async fn keep_batch(pool: &PgPool, batch: Vec<(&'static str, Delivery)>) -> anyhow::Result<()> {
     let died: Vec<Died> = batch.iter().map(|(consumer, delivery)| read(consumer, delivery)).collect();
     if let Err(error) = keep_all(pool, &died).await {
+        anyhow::ensure!(Failure::of(&error) == Failure::Culprit, "dead letters cannot be kept now; their queues hold them: {error}");
         // One of them may be to blame: each by itself, and it with nothing but its bytes.
         tracing::warn!(%error, "dead letters cannot be kept together; they are kept one by one");
         for letter in &died {

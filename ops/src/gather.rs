@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use counterfoil_settlement::{ProviderHealth, attention, provider_health};
 use sqlx::{Connection, PgConnection, PgPool};
+use time::OffsetDateTime;
 use tokio::time::timeout;
 
 use crate::depths::depths;
@@ -89,7 +90,13 @@ async fn read_wide(connection: &mut PgConnection) -> sqlx::Result<Wide> {
 
 async fn count_attention(connection: &mut PgConnection) -> sqlx::Result<Vec<Waiting>> {
     let mut kinds: BTreeMap<String, Waiting> = BTreeMap::new();
+    let yesterday = OffsetDateTime::now_utc() - Duration::from_secs(86_400);
     for entry in attention(connection, 10_000).await? {
+        // What is over and only listed for a month needs a person on its first day.
+        let over = entry.kind == "claimed" || (entry.kind == "refund" && entry.why.starts_with("failed"));
+        if over && entry.since < yesterday {
+            continue;
+        }
         let waiting = kinds.entry(entry.kind.clone()).or_insert_with(|| Waiting { kind: entry.kind.clone(), count: 0, amounts: BTreeMap::new() });
         waiting.count += 1;
         if let (Some(currency), Some(minor)) = (entry.currency, entry.amount_minor) {

@@ -219,3 +219,22 @@ async fn a_stored_event_is_shown_masked_and_driven_again_with_a_reason() {
     assert_eq!(stage.count("SELECT count(*) FROM outbox WHERE topic = 'order.paid'").await, 1, "once, whatever it was before");
     assert_eq!(fleet.counterfoil(&["events", "reprocess", "evt_b", "--reason", "again"]).await.0, Some(4), "its news is settled");
 }
+
+#[tokio::test]
+async fn completions_manual_and_health_check_need_no_database_and_every_exit_code_is_documented() {
+    let stage = Stage::with_schema().await;
+    let mut alone = Fleet::on(&stage);
+    alone.without = vec!["COUNTERFOIL_DATABASE_URL", "COUNTERFOIL_AMQP_URL"];
+    for (arguments, part) in [(vec!["completions", "bash"], "complete -F"), (vec!["completions", "zsh"], "#compdef counterfoil"), (vec!["man"], ".TH counterfoil"), (vec!["--help"], "Exit codes:")] {
+        let (code, said) = alone.counterfoil(&arguments).await;
+        assert!(code == Some(0) && said.contains(part), "{arguments:?}: {said}");
+    }
+    let (code, said) = alone.counterfoil(&["status"]).await;
+    assert!(code == Some(64) && said.contains("COUNTERFOIL_DATABASE_URL"), "{said}");
+    assert_eq!(alone.counterfoil(&["--admin-listen", "127.0.0.1:1", "healthy"]).await.0, Some(1), "nobody is there");
+    let housekeep = Fleet::on(&stage).housekeep().ready().await;
+    let (code, said) = alone.counterfoil(&["--admin-listen", &format!("127.0.0.1:{}", housekeep.admin), "healthy"]).await;
+    assert!(code == Some(0) && said.contains("\"database\":\"ok\""), "{said}");
+    let link = Fleet::on(&stage).with("COUNTERFOIL_CONSOLE_URL", "https://console.example/");
+    assert_eq!(link.counterfoil(&["link", "d_7"]).await.1.trim(), "https://console.example/dead/7");
+}
