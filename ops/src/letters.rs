@@ -250,7 +250,9 @@ fn print_plan(plan: i64, lines: &[PlanLine], as_json: bool) -> anyhow::Result<()
 
 async fn run_plan(pool: &PgPool, actor: &Actor, plan: i64, wanted: &Wanted, detach: bool, as_json: bool, horizon_s: i64) -> anyhow::Result<()> {
     match confirm(pool, actor, plan, wanted, horizon_s).await? {
-        Started::Running(0) if find_run(&mut *pool.acquire().await?, plan).await?.skipped == 0 => return Err(refused(format!("nothing of p_{plan} would run: counterfoil dead-letters replay with the same filter shows why"))),
+        Started::Running(0) if find_run(&mut *pool.acquire().await?, plan).await?.skipped == 0 => {
+            return Err(refused(format!("nothing of p_{plan} would run: counterfoil dead-letters replay with the same filter shows why")));
+        }
         Started::Running(_) => {}
         Started::Already { by, at } => print(format_args!("r_{plan} was started by {by} at {at}: the same run\n"))?,
         Started::Old => return Err(refused(format!("p_{plan} is older than 15 minutes: make a fresh one with the same filter"))),

@@ -52,6 +52,7 @@ pub(super) fn examine(env: &dyn Fn(&str) -> Option<String>) -> Vec<Finding> {
     if let Some(mode) = env("COUNTERFOIL_MODE").filter(|mode| mode != "live" && mode != "test") {
         wrong.push(format!("COUNTERFOIL_MODE is {mode:?}: live or test"));
     }
+    wrong.extend(retention(env));
     if !wrong.is_empty() {
         return vec![Finding::bad(
             "secrets",
@@ -69,6 +70,21 @@ pub(super) fn examine(env: &dyn Fn(&str) -> Option<String>) -> Vec<Finding> {
         )];
     }
     vec![Finding::ok("secrets", format!("{seen} secrets, none with blanks"))]
+}
+
+/// Retention that is shorter than a way by which an event comes back, or than what can be replayed.
+fn retention(env: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
+    let days = |name: &str, default: u32| env(name).and_then(|text| text.trim().parse().ok()).unwrap_or(default);
+    let (events, outbox, processed) =
+        (days("COUNTERFOIL_RETENTION_EVENTS_DAYS", 90), days("COUNTERFOIL_RETENTION_OUTBOX_DAYS", 90), days("COUNTERFOIL_RETENTION_PROCESSED_DAYS", 120));
+    let mut wrong = Vec::new();
+    if events.min(outbox) <= 30 {
+        wrong.push("COUNTERFOIL_RETENTION_EVENTS_DAYS and _OUTBOX_DAYS must be more than the 30 days for which providers send an event again".to_owned());
+    }
+    if processed <= outbox {
+        wrong.push(format!("COUNTERFOIL_RETENTION_PROCESSED_DAYS ({processed}) must be more than _OUTBOX_DAYS ({outbox}): a replay must find its dedupe row"));
+    }
+    wrong
 }
 
 #[cfg(test)]
@@ -99,5 +115,7 @@ mod tests {
             Health::Ok
         );
         assert_eq!(found(&[]).health, Health::Unknown);
+        assert!(found(&[("COUNTERFOIL_RETENTION_PROCESSED_DAYS", "60")]).found.contains("must be more than _OUTBOX_DAYS"));
+        assert!(found(&[("COUNTERFOIL_RETENTION_EVENTS_DAYS", "10")]).found.contains("30 days"));
     }
 }

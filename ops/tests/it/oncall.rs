@@ -225,7 +225,12 @@ async fn completions_manual_and_health_check_need_no_database_and_every_exit_cod
     let stage = Stage::with_schema().await;
     let mut alone = Fleet::on(&stage);
     alone.without = vec!["COUNTERFOIL_DATABASE_URL", "COUNTERFOIL_AMQP_URL"];
-    for (arguments, part) in [(vec!["completions", "bash"], "complete -F"), (vec!["completions", "zsh"], "#compdef counterfoil"), (vec!["man"], ".TH counterfoil"), (vec!["--help"], "Exit codes:")] {
+    for (arguments, part) in [
+        (vec!["completions", "bash"], "complete -F"),
+        (vec!["completions", "zsh"], "#compdef counterfoil"),
+        (vec!["man"], ".TH counterfoil"),
+        (vec!["--help"], "Exit codes:"),
+    ] {
         let (code, said) = alone.counterfoil(&arguments).await;
         assert!(code == Some(0) && said.contains(part), "{arguments:?}: {said}");
     }
