@@ -37,7 +37,8 @@ pub struct Dispute {
     pub currency: String,
     /// The provider's word for why.
     pub reason: Option<String>,
-    /// When it was first heard of, RFC 3339.
+    /// When it was first heard of, RFC 3339. For people; not in the API.
+    #[serde(skip)]
     pub created_at: String,
 }
 

@@ -74,7 +74,8 @@ pub struct Payment {
     pub amount_minor: Option<i64>,
     /// Their currency.
     pub currency: Option<String>,
-    /// When it was first heard of, RFC 3339.
+    /// When it was first heard of, RFC 3339. For people; not in the API.
+    #[serde(skip)]
     pub created_at: String,
 }
 
