@@ -107,6 +107,7 @@ pub async fn check(target: &Target) -> anyhow::Result<()> {
     }
     topology::verify(&link, names).await?;
     link.close().await;
+    tracing::info!(schema = postgres::SCHEMA_VERSION, topology = TOPOLOGY_VERSION, "schema and topology are there");
     Ok(())
 }
 

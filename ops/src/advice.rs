@@ -65,6 +65,9 @@ const BEHIND_S: f64 = 5.0;
 /// Busy, from this share on: beside the work there are waits that another replica cannot fill.
 const BUSY: f64 = 0.7;
 
+/// So many replicas are for safety, however idle: one may die.
+const SAFE: usize = 2;
+
 /// Idle, below this share: half the replicas would have twice of it.
 const IDLE: f64 = 0.15;
 
@@ -89,7 +92,7 @@ impl Advice {
         }
         let behind = standing.oldest_s > BEHIND_S && standing.waiting > 0;
         if !behind {
-            return if standing.replicas > 1 && standing.busy < IDLE { Self::Fewer } else { Self::KeepingUp };
+            return if standing.replicas > SAFE && standing.busy < IDLE { Self::Fewer } else { Self::KeepingUp };
         }
         if let Some(why) = &standing.trouble {
             return Self::Trouble(why.clone());
@@ -162,9 +165,9 @@ mod tests {
     }
 
     #[test]
-    fn idle_replicas_beyond_the_first_are_more_than_needed() {
+    fn idle_replicas_beyond_the_second_are_more_than_needed() {
         let idle = Standing { replicas: 3, busy: 0.02, oldest_s: 0.0, waiting: 0, ..Standing::default() };
         assert_eq!(Advice::on(&idle), Advice::Fewer);
-        assert_eq!(Advice::on(&Standing { replicas: 1, ..idle }), Advice::KeepingUp);
+        assert_eq!(Advice::on(&Standing { replicas: 2, ..idle }), Advice::KeepingUp, "the second is for safety");
     }
 }

@@ -7,7 +7,7 @@ use counterfoil_inbox::replay::{self, PlanLine, Replay, Started};
 use serde_json::{Value, json};
 use sqlx::{PgConnection, PgPool};
 
-use crate::actions::{Actor, Role, actions, record};
+use crate::actions::{Actor, Role, actions_on_letter, record};
 use crate::mask::{masked, revealed};
 use crate::oncall::{DeadLetters, ReplayOptions, ReplaysOptions};
 use crate::replays::{self, Risks, Wanted, confirm, decide, must_choose, nothing, refused, unnamed};
@@ -115,7 +115,7 @@ async fn show(pool: &PgPool, actor: &Actor, id: i64, payload: Payload, as_json: 
     let judged = dead::judge(&mut connection, &[id], horizon_s).await?.pop();
     let verdict = judged.map(|judged| judged.verdict.words(&judged.detail)).unwrap_or_default();
     let (body, headers) = dead::bytes(&mut connection, id).await?.unwrap_or_default();
-    let history = actions(&mut connection, i64::from(i32::MAX), Some(&format!("d_{id}")), None, 50).await?;
+    let history = actions_on_letter(&mut connection, id).await?;
     let text = match payload {
         Payload::None => None,
         Payload::Masked => {
@@ -162,7 +162,8 @@ async fn show(pool: &PgPool, actor: &Actor, id: i64, payload: Payload, as_json: 
         print(format_args!("{text}\n"))?;
     }
     if let Some(event) = letter.event_id {
-        print(format_args!("next        counterfoil trail {event} · counterfoil dead-letters replay d_{id} --reason …\n"))?;
+        let replay = if letter.state == "open" { format!(" · counterfoil dead-letters replay d_{id} --reason …") } else { String::new() };
+        print(format_args!("next        counterfoil trail {event}{replay}\n"))?;
     }
     Ok(())
 }
@@ -195,12 +196,19 @@ async fn replay(pool: &PgPool, actor: &Actor, options: ReplayOptions, horizon_s:
     if let Some(plan) = options.plan {
         return run_plan(pool, actor, plan, &wanted, options.detach, options.json, horizon_s).await;
     }
+    if options.id.is_some() && wanted.reason.trim().is_empty() {
+        return Err(refused("a replay needs a reason: --reason"));
+    }
     let mut tx = pool.begin().await?;
     let plan = if let Some(id) = options.id {
         let letter = dead::find(&mut tx, id).await?.ok_or_else(|| nothing(format!("no dead letter d_{id}")))?;
         anyhow::ensure!(
             letter.state == "open",
-            refused(format!("d_{id} is not open: {}. counterfoil dead-letters reopen d_{id} --reason …", state_words(&letter)))
+            refused(match letter.state.as_str() {
+                "resolved" => format!("d_{id} is {}: nothing is left to do", state_words(&letter)),
+                "discarded" => format!("d_{id} is {}: counterfoil dead-letters reopen d_{id} --reason …", state_words(&letter)),
+                _ => format!("d_{id} is being replayed: counterfoil replays list"),
+            })
         );
         replay::plan(&mut tx, &Filter::default(), Some(&[id]), &actor.person, horizon_s).await?
     } else {
@@ -218,7 +226,8 @@ async fn replay(pool: &PgPool, actor: &Actor, options: ReplayOptions, horizon_s:
         let verdict = lines[0].verdict;
         let taken =
             verdict == Verdict::WillRun || (verdict == Verdict::Unknown && wanted.risks.unknown) || (verdict == Verdict::Unsafe && wanted.risks.unsafe_);
-        anyhow::ensure!(taken, refused(format!("{}{}", verdict.words(""), way_out(verdict))));
+        let detail = dead::judge(&mut *pool.acquire().await?, &[options.id.unwrap_or_default()], horizon_s).await?.pop().map(|judged| judged.detail);
+        anyhow::ensure!(taken, refused(format!("{}{}", verdict.words(&detail.unwrap_or_default()), way_out(verdict))));
         let wanted = Wanted { confirmed: Some(1), ..wanted };
         return run_plan(pool, actor, plan, &wanted, options.detach, options.json, horizon_s).await;
     }

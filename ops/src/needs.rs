@@ -15,7 +15,7 @@ pub(crate) fn needs(facts: &Facts) -> Vec<String> {
             needs.push(format!("{} dead letters of {} need a decision: counterfoil dead-letters list --consumer {}", dead.open, consumer.name, consumer.name));
         }
         if consumer.advice.needs_a_person() || (consumer.oldest_s > BEHIND_S && consumer.pause.is_none()) {
-            needs.push(format!("{}: {}; the oldest has waited {:.0} s", consumer.name, consumer.advice.words(), consumer.oldest_s));
+            needs.push(format!("{}: {}; the oldest has waited {:.0} s: counterfoil doctor", consumer.name, consumer.advice.words(), consumer.oldest_s));
         }
         for queue in consumer.queues.iter().flat_map(Depths::missing) {
             needs.push(format!("the queue {queue} does not exist: run counterfoil-migrate"));
@@ -25,7 +25,7 @@ pub(crate) fn needs(facts: &Facts) -> Vec<String> {
         }
     }
     if facts.outbox.advice.needs_a_person() || (facts.outbox.oldest_s > OUTBOX_BEHIND_S && facts.outbox.unpublished > facts.outbox.unroutable) {
-        needs.push(format!("relay: {}; the oldest has waited {:.0} s", facts.outbox.advice.words(), facts.outbox.oldest_s));
+        needs.push(format!("relay: {}; the oldest has waited {:.0} s: counterfoil doctor", facts.outbox.advice.words(), facts.outbox.oldest_s));
     }
     if facts.ingest.replicas == 0 {
         needs.push("ingest: no process runs: start one".into());

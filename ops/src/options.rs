@@ -35,8 +35,8 @@ Exit codes:
 
 Nothing ever asks: what is missing is named. Times are UTC. With --json the fields are stable: names are added, never changed.";
 
-/// The on-call's and operator's tool. Looking never changes anything; what changes something says what it would, with
-/// --dry-run.
+/// The on-call's and operator's tool. Looking never changes anything; what changes something needs a reason that is written down, or
+/// says with --dry-run, or by a plan, what it would do.
 #[derive(Debug, clap::Parser)]
 #[command(name = "counterfoil", version, after_help = EXAMPLES)]
 pub struct Options {

@@ -27,7 +27,7 @@ pub(crate) async fn run(pool: &PgPool, broker: Option<BrokerAt>, watch: bool, as
             print(format_args!("{clear}{}", screen(&facts)))?;
         }
         if !watch {
-            let message = facts.needs.first().cloned().unwrap_or_default();
+            let message = facts.needs.join("; ");
             return if facts.needs.is_empty() { Ok(()) } else { Err(Exit::with(1, format!("a person is needed: {message}")).into()) };
         }
         tokio::time::sleep(AGAIN).await; // until interrupted

@@ -76,6 +76,11 @@ impl Trail {
             let amount = money(Some(line.amount_minor), Some(&line.currency));
             entries.push(entry(read(&line.recorded_at), "books", format!("{} {amount}", line.account), line.source_event_id.to_string()));
         }
+        for letter in &self.dead {
+            let topic = letter.topic.as_deref().unwrap_or_default();
+            let what = format!("{topic} dead-lettered as d_{}: {} after {} attempts [{}]", letter.id, letter.error, letter.attempts, state_words(letter));
+            entries.push(entry(Some(letter.died_at), &letter.consumer, what, letter.event_id.map(|id| id.to_string()).unwrap_or_default()));
+        }
         for action in &self.actions {
             entries.push(entry(
                 Some(action.at),
@@ -147,10 +152,10 @@ impl Trail {
         let id = event.event_id.to_string();
         if event.published_at.is_some() && event.last_error.is_some() {
             let why = event.last_error.as_deref().unwrap_or_default();
-            entries.push(entry(Some(event.created_at), "outbox", format!("{}: effects not expected ({why})", event.topic), id));
+            entries.push(entry(Some(event.created_at), "outbox", format!("{}: effects not expected (backfill): {why}", event.topic), id));
             return;
         }
-        let queue = if event.exchange.is_empty() { " to one queue again" } else { "" };
+        let queue = if event.exchange.is_empty() { format!(" to {} again", event.routing_key) } else { String::new() };
         let state = match (event.published_at, &event.last_error) {
             (Some(at), _) => format!("published {} ms later", (at - event.created_at).whole_milliseconds()),
             (None, Some(why)) => why.clone(),
@@ -213,12 +218,16 @@ fn effect_row(consumer: &str, topic: &str, effect: Option<&Effect>, dead: Option
             let more = effect.external_ref.as_deref().map(|reference| format!(": {reference}")).unwrap_or_default();
             return entry(effect.done_at.as_deref().and_then(read), consumer, format!("{topic} done after {}{more}", attempts(effect.attempts)), "");
         }
+        (_, Some(letter)) if matches!(letter.state.as_str(), "discarded" | "resolved") => {
+            entry(None, consumer, format!("{topic} not expected any more: d_{} {}", letter.id, state_words(letter)), "")
+        }
         (_, Some(letter)) => entry(None, consumer, format!("{topic} dead-lettered as d_{}: {} [{}]", letter.id, letter.error, state_words(letter)), ""),
         (Some(effect), None) => {
             let why = effect.last_error.as_deref().unwrap_or_default();
             let what = match (effect.state.as_str(), &effect.lease_until) {
                 ("claimed", Some(until)) => format!("in progress (lease until {until})"),
                 ("unknown", _) | ("claimed", None) => format!("outcome unknown after {}: {why}", attempts(effect.attempts)),
+                _ if effect.attempts == 0 => format!("waiting, no attempt counts yet: {why}"),
                 _ => format!("retrying after {}: {why}", attempts(effect.attempts)),
             };
             entry(None, consumer, format!("{topic} {what}"), "")

@@ -7,7 +7,7 @@ use sqlx::PgTransaction;
 use uuid::Uuid;
 
 use crate::dead::{self, Filter, Verdict};
-pub use crate::runs::{Item, PlanLine, Replay, items, newer_than_plan, plan_lines, purge_replays, replays, stuck_seconds};
+pub use crate::runs::{Item, PlanLine, Replay, items, newer_than_plan, of_letter, plan_lines, purge_replays, replays, stuck_seconds};
 
 /// How long a plan may be confirmed, in seconds: what it says grows old.
 pub const PLAN_VALID_S: i64 = 15 * 60;

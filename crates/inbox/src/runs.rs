@@ -141,6 +141,15 @@ pub async fn newer_than_plan(connection: &mut PgConnection, replay: i64) -> sqlx
     Ok((row.count, filter))
 }
 
+/// The plans and runs that a dead letter was in, the newest first, as people write them.
+///
+/// # Errors
+/// When the database fails.
+pub async fn of_letter(connection: &mut PgConnection, dead_letter: i64) -> sqlx::Result<Vec<String>> {
+    let runs = sqlx::query_scalar!("SELECT replay_id FROM replay_items WHERE dead_letter_id = $1 AND taken ORDER BY replay_id DESC LIMIT 20", dead_letter);
+    Ok(runs.fetch_all(connection).await?.into_iter().map(|id| format!("r_{id}")).collect())
+}
+
 /// One dead letter of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Item {

@@ -46,6 +46,8 @@ pub struct Published {
     pub topic: String,
     /// Where it went; empty for one queue alone.
     pub exchange: String,
+    /// With which routing key, or to which queue.
+    pub routing_key: String,
     /// When it was appended.
     pub created_at: OffsetDateTime,
     /// When the broker had confirmed it.
@@ -59,9 +61,13 @@ pub struct Published {
 /// # Errors
 /// When the database fails.
 pub async fn of_order(connection: &mut PgConnection, order_id: Uuid) -> sqlx::Result<Vec<Published>> {
-    sqlx::query_as!(Published, "SELECT event_id, topic, exchange, created_at, published_at, last_error FROM outbox WHERE order_id = $1 ORDER BY id", order_id)
-        .fetch_all(connection)
-        .await
+    sqlx::query_as!(
+        Published,
+        "SELECT event_id, topic, exchange, routing_key, created_at, published_at, last_error FROM outbox WHERE order_id = $1 ORDER BY id",
+        order_id
+    )
+    .fetch_all(connection)
+    .await
 }
 
 /// Removes rows that were published long ago, at most `limit`.

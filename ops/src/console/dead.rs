@@ -13,7 +13,7 @@ use sqlx::PgConnection;
 use super::fields::Fields;
 use super::page::{Frame, Reader, action, ago, badge, guard, hidden, instant, path_part, trail_link, trail_link_short};
 use super::{Console, Reply, Trouble, audit, shown};
-use crate::actions::{Role, actions};
+use crate::actions::{Role, actions_on_letter};
 use crate::mask::masked;
 use crate::words::{amounts, money, state_words};
 
@@ -132,6 +132,9 @@ async fn rows(console: &Console, reader: &Reader, asked: &Asked) -> Reply {
 
 /// What was just done, with its run linked.
 fn note(text: &str) -> Markup {
+    if let Some((letter, rest)) = text.split_once(' ').filter(|(letter, _)| letter.starts_with("d_") && letter[2..].bytes().all(|byte| byte.is_ascii_digit())) {
+        return html! { a href={ "/dead/" (letter[2..]) } { (letter) } " " (rest) };
+    }
     match text.split_once(' ').filter(|(run, _)| run.starts_with("r_") && run[2..].bytes().all(|byte| byte.is_ascii_digit())) {
         Some((run, rest)) => html! { a href={ "/replays/" (run[2..]) } { (run) } " " (rest) },
         None => html! { (text) },
@@ -222,7 +225,7 @@ fn row_table(reader: &Reader, asked: &Asked, filter: &Filter, letters: &[DeadLet
                         td { @if let Some(order) = letter.order_id { (trail_link_short(&order.to_string())) } @else { "-" } }
                         td.n { (money(letter.amount_minor, letter.currency.as_deref())) }
                         td.n { (letter.attempts) }
-                        td { @if let Some(judged) = verdict { (judged.verdict.words(&judged.detail)) } }
+                        td { @if let Some(judged) = verdict.filter(|_| letter.state == "open") { (judged.verdict.words(&judged.detail)) } }
                     }
                 } }
             } }
@@ -295,7 +298,7 @@ async fn one(console: &Console, reader: &Reader, id: i64, back: &str, revealed: 
     let (body, headers) = dead::bytes(&mut connection, id).await?.unwrap_or_default();
     let same = Filter { consumer: Some(letter.consumer.clone()), kind: Some(letter.kind.clone()), state: Some("open".into()), ..Filter::default() };
     let same = dead::count(&mut connection, &same).await?;
-    let history = actions(&mut connection, i64::from(i32::MAX), Some(&format!("d_{id}")), None, 50).await?;
+    let history = actions_on_letter(&mut connection, id).await?;
     let open = revealed.is_some();
     let text = revealed.unwrap_or_else(|| masked(&body, letter.event_id.is_some()).unwrap_or_else(|why| format!("({} bytes, {why}.)", body.len())));
     let back = if back.starts_with("/dead") { back } else { "/dead" };
@@ -303,9 +306,9 @@ async fn one(console: &Console, reader: &Reader, id: i64, back: &str, revealed: 
         p { a href=(back) { "Back to the list" } }
         section.verdict.plainly {
             h1 { "d_" (id) " " (state_badge(&letter)) }
-            p.words { (letter.consumer) "'s effect of " (letter.topic.as_deref().unwrap_or("something that is no event")) " did not happen: " strong { (letter.error) } ". "
+            p.words { (letter.consumer) "'s effect of " (letter.topic.as_deref().unwrap_or("something that is no event")) (if matches!(letter.state.as_str(), "resolved") { " had not happened: " } else { " did not happen: " }) strong { (letter.error) } ". "
                 (letter.attempts) " attempts, first " (instant(letter.first_failed_at)) ", last " (instant(letter.died_at)) ". "
-                @if let Some(judged) = &judged { "A replay: " strong { (judged.verdict.words(&judged.detail)) } "." } }
+                @if let Some(judged) = judged.as_ref().filter(|_| letter.state == "open") { "A replay: " strong { (judged.verdict.words(&judged.detail)) } "." } }
             p.dim { @if let Some(order) = letter.order_id { "order " (trail_link(&order.to_string())) ", " } (money(letter.amount_minor, letter.currency.as_deref()))
                 @if let Some(event) = letter.event_id { ", event " (trail_link(&event.to_string())) }
                 ", " a href={ "/dead?consumer=" (letter.consumer) "&kind=" (path_part(&letter.kind)) "&state=open" } { (same) " of the same kind are open" } }

@@ -268,10 +268,21 @@ async fn runbook(reader: Reader) -> Markup {
     let content = html! {
         @for section in text.split("\n## ") {
             @let (title, body) = section.split_once('\n').unwrap_or((section, ""));
-            section id=(title.trim_start_matches("# ")) { h2 { (title.trim_start_matches("# ")) } pre.payload tabindex="0" { (body.trim()) } }
+            section id=(title.trim_start_matches("# ")) { h2 { (title.trim_start_matches("# ")) } @for line in body.lines().filter(|line| !line.trim().is_empty()) { p { (marked(line)) } } }
         }
     };
     page(&Frame::of("Runbook", ""), &reader, &content)
+}
+
+/// A line of the runbook: its bold parts and its commands.
+fn marked(line: &str) -> Markup {
+    html! {
+        @for (place, part) in line.split('`').enumerate() {
+            @if place % 2 == 1 { code { (part) } } @else {
+                @for (inner, text) in part.split("**").enumerate() { @if inner % 2 == 1 { strong { (text) } } @else { (text) } }
+            }
+        }
+    }
 }
 
 async fn nowhere(State(console): State<Arc<Console>>, reader: Reader) -> Response {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use counterfoil_broker::lapin::BasicProperties;
 use counterfoil_broker::topology::mismatched;
 use counterfoil_broker::{Fate, Link, Outgoing, publish_window_unless};
+use counterfoil_chassis::replica::replicas;
 use counterfoil_inbox::lost::{lost_lately, still_lost};
 use counterfoil_outbox::stuck;
 use sqlx::PgPool;
@@ -29,7 +30,7 @@ pub(super) async fn examine(pool: &PgPool, broker: Option<&BrokerAt>) -> Vec<Fin
             return vec![Finding::bad("broker", Health::Fail, format!("{error:#}"), fix), bindings];
         }
     };
-    let findings = vec![Finding::ok("broker", "can be reached"), alarms(&link).await, queues(at).await, arguments(&link, at).await, bindings];
+    let findings = vec![Finding::ok("broker", "can be reached"), alarms(&link).await, queues(pool, at).await, arguments(&link, at).await, bindings];
     link.close().await;
     findings
 }
@@ -58,12 +59,22 @@ async fn alarms(link: &Link) -> Finding {
     }
 }
 
-async fn queues(at: &BrokerAt) -> Finding {
+async fn queues(pool: &PgPool, at: &BrokerAt) -> Finding {
     match depths(&at.amqp_url, &at.rungs).await {
         Err(error) => Finding::bad("queues", Health::Unknown, format!("{error:#}"), ""),
         Ok(all) => {
             let missing: Vec<String> = all.iter().flat_map(crate::depths::Depths::missing).collect();
-            let idle: Vec<&str> = all.iter().filter(|depths| matches!(depths.work, Some((ready, 0)) if ready > 0)).map(|depths| depths.consumer).collect();
+            // One that runs and takes nothing is paused, or waits for its other side: that is not the queue's trouble.
+            let running = match pool.acquire().await {
+                Ok(mut connection) => replicas(&mut connection).await.unwrap_or_default(),
+                Err(_) => Vec::new(),
+            };
+            let idle: Vec<&str> = all
+                .iter()
+                .filter(|depths| matches!(depths.work, Some((ready, 0)) if ready > 0))
+                .map(|depths| depths.consumer)
+                .filter(|name| !running.iter().any(|replica| replica.process == format!("consumers {name}")))
+                .collect();
             if !missing.is_empty() {
                 return Finding::bad(
                     "queues",
@@ -77,7 +88,7 @@ async fn queues(at: &BrokerAt) -> Finding {
                     "queues",
                     Health::Fail,
                     format!("messages wait and nobody consumes: {}", idle.join(", ")),
-                    "start counterfoil-consumers <name>",
+                    format!("start counterfoil-consumers {}", idle[0]),
                 );
             }
             Finding::ok("queues", format!("all queues of {} consumers exist", all.len()))
@@ -105,12 +116,12 @@ async fn bindings(pool: &PgPool) -> sqlx::Result<Finding> {
     if !topics.is_empty() {
         return Ok(Finding::bad("bindings", Health::Fail, format!("{} rows are unroutable, of {}", unroutable.len(), topics.join(", ")), fix));
     }
-    let lately = lost_lately(&mut connection, 3600).await?;
+    let lately = lost_lately(&mut connection, 900).await?;
     if lost == 0 && !lately.is_empty() {
         let found: Vec<String> =
             lately.iter().map(|(consumer, count, last)| format!("{consumer} lost {count}, the last found {}", crate::instant(*last))).collect();
         let fix = "counterfoil-migrate, unless you have run it since: a queue or a binding was missing. What was lost was sent again to its queue, and has had its effect";
-        return Ok(Finding::bad("bindings", Health::Warn, format!("within the last hour {}", found.join("; ")), fix));
+        return Ok(Finding::bad("bindings", Health::Warn, format!("within the last quarter of an hour {}", found.join("; ")), fix));
     }
     if lost > 0 {
         return Ok(Finding::bad("bindings", Health::Fail, format!("{lost} messages did not reach a consumer, and were sent again to its queue"), fix));
