@@ -3,12 +3,12 @@
 use counterfoil_payments::Provider;
 use counterfoil_providers::Mode;
 use counterfoil_settlement::housekeeping::{drive_again, take_event};
-use counterfoil_settlement::{Delivery, StoredEvent, stored_events};
+use counterfoil_settlement::{StoredEvent, stored_events};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
 use crate::actions::{Actor, record};
-use crate::housekeep::reader;
+use crate::housekeep::read_again;
 use crate::letters::reveal;
 use crate::mask::masked;
 use crate::oncall::EventsOptions;
@@ -81,21 +81,7 @@ pub async fn reprocess(pool: &PgPool, actor: &Actor, mode: Mode, id: &str, reaso
     let Some(taken) = taken else {
         return Err(refused(format!("{id} is {}: its news is settled, there is nothing to do again", event.outcome)));
     };
-    let adapter = reader(provider).ok_or_else(|| refused(format!("{provider} cannot be read here")))?;
-    let reading = adapter.read(&http::HeaderMap::new(), &taken.body, mode);
-    let delivery = Delivery {
-        provider,
-        account: taken.account,
-        event_id: taken.event_id,
-        provider_event_id: None,
-        event_type: taken.event_type,
-        body: Vec::new(),
-        secret_position: 0,
-        made_at: reading.made_at,
-        late: false,
-        fact: reading.fact,
-        traceparent: None,
-    };
+    let delivery = read_again(&taken, mode).ok_or_else(|| refused(format!("{provider} cannot be read here")))?;
     drive_again(&mut tx, &delivery).await?;
     let now = stored_events(&mut tx, &event.event_id).await?;
     let outcome = now.first().map_or_else(String::new, |event| event.outcome.clone());

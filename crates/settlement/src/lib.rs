@@ -48,7 +48,7 @@ pub use failure::Failure;
 pub use health::{ProviderHealth, provider_health};
 pub use keys::{Begun, KeyAsk, Stored, begin_keys, complete_keys};
 pub use named::orders_named;
-pub use orders::{Order, OrderView, Payment, Refused, cancel, expire, find, find_by_payment, find_id, payments_of, session_of, set_session, view};
+pub use orders::{Order, OrderView, Payment, Refused, cancel, expire, find, find_id, payments_of, session_of, set_session, view};
 pub use reads::{ReadPlan, claim_due_reads, claim_read, plan_of, read_failed};
 pub use receipts::{Receipt, ReceiptKind, receipts_of, record_receipt};
 pub use refunding::{NewRefund, RefundRefused, Sending, begin_call, hold_payment, hold_refund, refund_answered, refund_refused, request_refund};

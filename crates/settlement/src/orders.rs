@@ -107,18 +107,6 @@ pub async fn find(connection: &mut PgConnection, key: &OrderKey) -> sqlx::Result
     }
 }
 
-/// Finds the order of a payment by the payment's id, whichever the provider.
-///
-/// # Errors
-/// When the database fails.
-pub async fn find_by_payment(connection: &mut PgConnection, payment_id: &str) -> sqlx::Result<Option<Order>> {
-    let id = sqlx::query_scalar!("SELECT order_id FROM payments WHERE payment_id = $1 LIMIT 1", payment_id).fetch_optional(&mut *connection).await?;
-    match id {
-        Some(id) => find_id(connection, id).await,
-        None => Ok(None),
-    }
-}
-
 /// Finds an order by its id.
 ///
 /// # Errors

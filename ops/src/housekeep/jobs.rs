@@ -6,12 +6,12 @@ use std::sync::{Mutex, PoisonError};
 use counterfoil_inbox::upkeep::erase_dead;
 use counterfoil_ledger::check::differences;
 use counterfoil_providers::{Apis, Mode};
-use counterfoil_settlement::housekeeping::{self, Deferred};
-use counterfoil_settlement::{Delivery, claim_due_reads, erase_again, erased_lately, expire, plan_of, purge_tokens};
+use counterfoil_settlement::housekeeping;
+use counterfoil_settlement::{claim_due_reads, erase_again, erased_lately, expire, plan_of, purge_tokens};
 use counterfoil_tickets::release_due;
 use sqlx::{Connection, PgConnection, PgPool};
 
-use super::{Rhythm, reader};
+use super::{Rhythm, read_again};
 use crate::actions::purge_actions;
 use crate::facts::BrokerAt;
 use crate::gather::Gatherer;
@@ -64,29 +64,12 @@ impl Jobs {
         let deferred = housekeeping::take_deferred(&mut tx, BATCH).await?;
         let mut driven = 0;
         for event in &deferred {
-            if let Some(delivery) = self.read_again(event) {
+            if let Some(delivery) = read_again(event, self.mode) {
                 driven += usize::from(housekeeping::drive_again(&mut tx, &delivery).await?);
             }
         }
         tx.commit().await?;
         Ok(driven)
-    }
-
-    fn read_again(&self, event: &Deferred) -> Option<Delivery> {
-        let reading = reader(event.provider)?.read(&http::HeaderMap::new(), &event.body, self.mode);
-        Some(Delivery {
-            provider: event.provider,
-            account: event.account.clone(),
-            event_id: event.event_id.clone(),
-            provider_event_id: None,
-            event_type: event.event_type.clone(),
-            body: Vec::new(),
-            secret_position: 0,
-            made_at: reading.made_at,
-            late: false,
-            fact: reading.fact,
-            traceparent: None,
-        })
     }
 
     pub(super) async fn expire(&self) -> anyhow::Result<usize> {

@@ -12,6 +12,8 @@ use std::time::Duration;
 use counterfoil_chassis::{Process, postgres, replica};
 use counterfoil_payments::Provider;
 use counterfoil_providers::{Adapter, Apis, Mode, Razorpay, Square, Standard, Stripe};
+use counterfoil_settlement::Delivery;
+use counterfoil_settlement::housekeeping::Deferred;
 use serde_json::json;
 use sqlx::{PgConnection, PgPool};
 use tokio::time::{Instant, timeout};
@@ -50,6 +52,24 @@ pub(crate) fn reader(provider: Provider) -> Option<Box<dyn Adapter>> {
         Provider::Square => Square::new(&[], "-").ok().map(|square| Box::new(square) as Box<dyn Adapter>),
         Provider::Standard => Standard::new(&[]).ok().map(|standard| Box::new(standard) as Box<dyn Adapter>),
     }
+}
+
+/// A stored event, read as this release reads it, to be driven again. `None` when nothing here reads its provider.
+pub(crate) fn read_again(event: &Deferred, mode: Mode) -> Option<Delivery> {
+    let reading = reader(event.provider)?.read(&http::HeaderMap::new(), &event.body, mode);
+    Some(Delivery {
+        provider: event.provider,
+        account: event.account.clone(),
+        event_id: event.event_id.clone(),
+        provider_event_id: None,
+        event_type: event.event_type.clone(),
+        body: Vec::new(),
+        secret_position: 0,
+        made_at: reading.made_at,
+        late: false,
+        fact: reading.fact,
+        traceparent: None,
+    })
 }
 
 /// Runs until told to stop.
