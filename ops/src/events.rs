@@ -9,17 +9,14 @@ use sqlx::PgPool;
 
 use crate::actions::{Actor, record};
 use crate::housekeep::read_again;
-use crate::letters::reveal;
-use crate::mask::masked;
-use crate::oncall::EventsOptions;
+use crate::letters::payload_text;
+use crate::oncall::{EventsOptions, PayloadOptions};
 use crate::print;
 use crate::replays::{may, nothing, refused};
 
 pub(crate) async fn run(pool: &PgPool, actor: &Actor, mode: Option<Mode>, command: EventsOptions) -> anyhow::Result<()> {
     match command {
-        EventsOptions::Show { id, payload, reveal, reason, json } => {
-            show(pool, actor, &id, payload.then_some(()).is_some(), reveal.then_some(reason), json).await
-        }
+        EventsOptions::Show { id, payload, json } => show(pool, actor, &id, &payload, json).await,
         EventsOptions::Reprocess { id, reason } => {
             let mode = mode.ok_or_else(|| refused("COUNTERFOIL_MODE must be live or test: it decides which events may change orders"))?;
             let outcome = reprocess(pool, actor, mode, &id, &reason).await?;
@@ -39,15 +36,10 @@ async fn find(pool: &PgPool, id: &str) -> anyhow::Result<Vec<StoredEvent>> {
     Ok(found)
 }
 
-async fn show(pool: &PgPool, actor: &Actor, id: &str, payload: bool, revealing: Option<String>, as_json: bool) -> anyhow::Result<()> {
+async fn show(pool: &PgPool, actor: &Actor, id: &str, payload: &PayloadOptions, as_json: bool) -> anyhow::Result<()> {
     for event in find(pool, id).await? {
-        let text = match &revealing {
-            Some(reason) => Some(reveal(&mut *pool.acquire().await?, actor, &format!("event {}", event.event_id), reason, &event.body).await?),
-            None if payload => {
-                Some(masked(&event.body, true).unwrap_or_else(|why| format!("({} bytes, {why}; --reveal --reason … shows it)", event.body.len())))
-            }
-            None => None,
-        };
+        let object = format!("event {}", event.event_id);
+        let text = payload_text(&mut *pool.acquire().await?, actor, payload, &object, &event.body, true).await?;
         if as_json {
             let mut value: Value = json!(event);
             value["payload"] = json!(text);

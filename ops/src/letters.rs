@@ -9,7 +9,7 @@ use sqlx::{PgConnection, PgPool};
 
 use crate::actions::{Actor, Role, actions_on_letter, record};
 use crate::mask::{masked, revealed};
-use crate::oncall::{DeadLetters, ReplayOptions, ReplaysOptions};
+use crate::oncall::{DeadLetters, PayloadOptions, ReplayOptions, ReplaysOptions};
 use crate::replays::{self, Risks, Wanted, confirm, decide, must_choose, nothing, refused, unnamed};
 use crate::words::{amounts, money, state_words};
 use crate::{instant, print};
@@ -24,16 +24,7 @@ pub(crate) async fn run(pool: &PgPool, actor: &Actor, command: DeadLetters, hori
             let order = if oldest { Order::Oldest } else { Order::Newest };
             list(&mut *pool.acquire().await?, &filter.filter(), order, limit, json, horizon_s).await
         }
-        DeadLetters::Show { id, payload, reveal, reason, json } => {
-            let body = if reveal {
-                Payload::Revealed(reason)
-            } else if payload {
-                Payload::Masked
-            } else {
-                Payload::None
-            };
-            show(pool, actor, id, body, json, horizon_s).await
-        }
+        DeadLetters::Show { id, payload, json } => show(pool, actor, id, &payload, json, horizon_s).await,
         DeadLetters::Replay(options) => replay(pool, actor, options, horizon_s).await,
         DeadLetters::Discard { ids, reason } => decided(&ids, &decide(pool, actor, &ids, true, &reason).await?, "discarded"),
         DeadLetters::Reopen { ids, reason } => decided(&ids, &decide(pool, actor, &ids, false, &reason).await?, "open again"),
@@ -103,26 +94,14 @@ async fn groups(connection: &mut PgConnection, filter: &Filter, limit: i64, as_j
     Ok(print(format_args!("{} groups\n", groups.len()))?)
 }
 
-enum Payload {
-    None,
-    Masked,
-    Revealed(String),
-}
-
-async fn show(pool: &PgPool, actor: &Actor, id: i64, payload: Payload, as_json: bool, horizon_s: i64) -> anyhow::Result<()> {
+async fn show(pool: &PgPool, actor: &Actor, id: i64, payload: &PayloadOptions, as_json: bool, horizon_s: i64) -> anyhow::Result<()> {
     let mut connection = pool.acquire().await?;
     let letter = dead::find(&mut connection, id).await?.ok_or_else(|| nothing(format!("no dead letter d_{id}: counterfoil dead-letters list --state all")))?;
     let judged = dead::judge(&mut connection, &[id], horizon_s).await?.pop();
     let verdict = judged.map(|judged| judged.verdict.words(&judged.detail)).unwrap_or_default();
     let (body, headers) = dead::bytes(&mut connection, id).await?.unwrap_or_default();
     let history = actions_on_letter(&mut connection, id).await?;
-    let text = match payload {
-        Payload::None => None,
-        Payload::Masked => {
-            Some(masked(&body, letter.event_id.is_some()).unwrap_or_else(|why| format!("({} bytes, {why}; --reveal --reason … shows it)", body.len())))
-        }
-        Payload::Revealed(reason) => Some(reveal(&mut connection, actor, &format!("d_{id}"), &reason, &body).await?),
-    };
+    let text = payload_text(&mut connection, actor, payload, &format!("d_{id}"), &body, letter.event_id.is_some()).await?;
     if as_json {
         let mut value = with_verdict(&letter, &verdict);
         value["headers"] = headers;
@@ -166,6 +145,25 @@ async fn show(pool: &PgPool, actor: &Actor, id: i64, payload: Payload, as_json: 
         print(format_args!("next        counterfoil trail {event}{replay}\n"))?;
     }
     Ok(())
+}
+
+/// The payload of `object` as `options` want it, if they do; of what has no known shape every text is masked.
+///
+/// # Errors
+/// When customer data may not be shown, or the database fails.
+pub(crate) async fn payload_text(
+    connection: &mut PgConnection,
+    actor: &Actor,
+    options: &PayloadOptions,
+    object: &str,
+    body: &[u8],
+    known: bool,
+) -> anyhow::Result<Option<String>> {
+    if options.reveal {
+        return Ok(Some(reveal(connection, actor, object, &options.reason, body).await?));
+    }
+    let shown = || masked(body, known).unwrap_or_else(|why| format!("({} bytes, {why}; --reveal --reason … shows it)", body.len()));
+    Ok(options.payload.then(shown))
 }
 
 /// Customer data, for whoever may see it and says why; written down first.

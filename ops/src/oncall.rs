@@ -185,15 +185,9 @@ pub enum DeadLetters {
         /// Its number, such as d_91.
         #[arg(value_parser = number)]
         id: i64,
-        /// With its payload, customer data masked.
-        #[arg(long)]
-        payload: bool,
-        /// With customer data. Needs --reason, and is written down.
-        #[arg(long)]
-        reveal: bool,
-        /// Why it is revealed.
-        #[arg(long, default_value = "")]
-        reason: String,
+        /// With its payload or not.
+        #[command(flatten)]
+        payload: PayloadOptions,
         /// As JSON.
         #[arg(long)]
         json: bool,
@@ -218,6 +212,20 @@ pub enum DeadLetters {
         #[arg(long, default_value = "")]
         reason: String,
     },
+}
+
+/// Whether the bytes are shown, and customer data among them.
+#[derive(Debug, Clone, Args)]
+pub struct PayloadOptions {
+    /// With its payload, customer data masked.
+    #[arg(long)]
+    pub payload: bool,
+    /// With its payload and customer data. Needs --reason, and is written down.
+    #[arg(long)]
+    pub reveal: bool,
+    /// Why it is revealed.
+    #[arg(long, default_value = "")]
+    pub reason: String,
 }
 
 /// How to replay.
@@ -332,15 +340,9 @@ pub enum EventsOptions {
     Show {
         /// The provider's id, as the trail or the provider shows it.
         id: String,
-        /// With its body, customer data masked.
-        #[arg(long)]
-        payload: bool,
-        /// With customer data. Needs --reason, and is written down.
-        #[arg(long)]
-        reveal: bool,
-        /// Why it is revealed.
-        #[arg(long, default_value = "")]
-        reason: String,
+        /// With its payload or not.
+        #[command(flatten)]
+        payload: PayloadOptions,
         /// As JSON.
         #[arg(long)]
         json: bool,
