@@ -2,11 +2,15 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use counterfoil_broker::Rung;
-use counterfoil_broker::topology::rungs;
+use anyhow::Context;
+use counterfoil_broker::topology::{CONSUMERS, dead_queue, rung_queue, rungs, work_queue};
+use counterfoil_broker::{Link, Rung};
 use counterfoil_migrate::{Target, bring_topology};
+use futures_util::future::join_all;
+use lapin::options::QueueDeleteOptions;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 
@@ -30,6 +34,7 @@ pub struct Stage {
     pub database_url: String,
     /// A virtual host of its own; empty until it was asked for.
     pub amqp_url: String,
+    _lent: Option<Arc<Lent>>,
 }
 
 impl Stage {
@@ -40,12 +45,12 @@ impl Stage {
 
     /// A fresh, empty database and an empty virtual host: before `counterfoil-migrate` has run.
     pub async fn empty() -> Self {
-        Self { amqp_url: vhost(), ..Self::on(&setting("COUNTERFOIL_TEST_DATABASE_SERVER"), None).await }
+        Self::on(&setting("COUNTERFOIL_TEST_DATABASE_SERVER"), None).await.with_vhost()
     }
 
     /// A fresh database and a virtual host, schema and topology brought, the latter with [`RUNGS`].
     pub async fn new() -> Self {
-        let stage = Self { amqp_url: vhost(), ..Self::with_schema().await };
+        let stage = Self::with_schema().await.with_vhost();
         stage.bring_topology().await;
         stage
     }
@@ -55,7 +60,18 @@ impl Stage {
         let mut admin = PgConnection::connect(&format!("{server}/postgres")).await.unwrap();
         let template = template.map(|template| format!(" TEMPLATE {template}")).unwrap_or_default();
         sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}{template}"))).execute(&mut admin).await.unwrap();
-        Self { database_url: format!("{server}/{name}"), amqp_url: String::new() }
+        Self { database_url: format!("{server}/{name}"), amqp_url: String::new(), _lent: None }
+    }
+
+    fn with_vhost(self) -> Self {
+        let lent = Lent::take();
+        Self { amqp_url: lent.0.clone(), _lent: Some(Arc::new(lent)), ..self }
+    }
+
+    /// The same, its database reached by another address.
+    #[must_use]
+    pub fn reached_at(&self, database_url: String) -> Self {
+        Self { database_url, ..self.clone() }
     }
 
     /// Brings the broker's side and records it.
@@ -115,17 +131,51 @@ pub fn test_rungs() -> Vec<Rung> {
     rungs(RUNGS).unwrap()
 }
 
-/// Takes an unused virtual host out of the pool that `make test` made in one call.
-fn vhost() -> String {
-    let pool = PathBuf::from(setting("COUNTERFOIL_TEST_VHOSTS"));
-    for entry in std::fs::read_dir(&pool).unwrap().flatten() {
-        let name = entry.file_name().into_string().unwrap();
-        let taken = pool.join(format!(".taken-{name}"));
-        if !name.starts_with('.') && std::fs::rename(entry.path(), taken).is_ok() {
-            return format!("{}/{name}", setting("COUNTERFOIL_TEST_AMQP_SERVER"));
+/// A virtual host, emptied when the last who has it lets go: the idle quorum queues of a hundred tests keep half a core busy.
+#[derive(Debug)]
+struct Lent(String);
+
+impl Lent {
+    /// Takes an unused one out of the pool that `make test` made in one call.
+    fn take() -> Self {
+        let pool = PathBuf::from(setting("COUNTERFOIL_TEST_VHOSTS"));
+        for entry in std::fs::read_dir(&pool).unwrap().flatten() {
+            let name = entry.file_name().into_string().unwrap();
+            let taken = pool.join(format!(".taken-{name}"));
+            if !name.starts_with('.') && std::fs::rename(entry.path(), taken).is_ok() {
+                return Self(format!("{}/{name}", setting("COUNTERFOIL_TEST_AMQP_SERVER")));
+            }
+        }
+        panic!("no virtual host is left: deploy/local/test must make more");
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let url = std::mem::take(&mut self.0);
+        let work = std::thread::spawn(move || tokio::runtime::Runtime::new().unwrap().block_on(empty(&url)));
+        if let Ok(Err(error)) = work.join() {
+            eprintln!("a virtual host keeps its queues: {error:#}");
         }
     }
-    panic!("no virtual host is left: deploy/local/test must make more");
+}
+
+/// Deletes every queue that the topology of tests has.
+async fn empty(url: &str) -> anyhow::Result<()> {
+    let link = Link::connect(url, "counterfoil-tests").await?;
+    let channel = link.channel().await?;
+    let rungs = test_rungs();
+    let queues = CONSUMERS.iter().flat_map(|consumer| {
+        let rungs = rungs.iter().map(|rung| rung_queue(consumer.name, &rung.name));
+        [work_queue(consumer.name), dead_queue(consumer.name)].into_iter().chain(rungs)
+    });
+    let deleted = queues.map(|queue| {
+        let channel = &channel;
+        async move { channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await }
+    });
+    let deleted = tokio::time::timeout(Duration::from_secs(20), join_all(deleted)).await.context("the broker takes too long")?;
+    link.close().await;
+    deleted.into_iter().try_for_each(|answer| answer.map(drop).map_err(Into::into))
 }
 
 /// A second PostgreSQL and RabbitMQ, for tests that break them. One test at a time has them.

@@ -111,7 +111,7 @@ async fn while_the_database_is_away_everything_is_503_with_retry_after_and_then_
     let stage = Stage::with_schema().await;
     let address = stage.database_url.split('@').nth(1).unwrap().split('/').next().unwrap().to_owned();
     let proxy = Proxy::start(&address).await;
-    let through = Stage { database_url: stage.database_url.replace(&address, &proxy.address), ..stage.clone() };
+    let through = stage.reached_at(stage.database_url.replace(&address, &proxy.address));
     let (ingest, shop) = Fleet::on(&through).ingest().await;
     let order = shop.order().await;
     proxy.silence(true);

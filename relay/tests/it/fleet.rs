@@ -130,7 +130,7 @@ async fn a_database_that_falls_silent_without_closing_anything_is_noticed_and_ev
     let pool = stage.pool();
     let address = stage.database_url.split('@').nth(1).unwrap().split('/').next().unwrap().to_owned();
     let proxy = Proxy::start(&address).await;
-    let through = Stage { database_url: stage.database_url.replace(&address, &proxy.address), ..stage.clone() };
+    let through = stage.reached_at(stage.database_url.replace(&address, &proxy.address));
     let relay = Fleet::on(&through).with("COUNTERFOIL_RELAY_CONFIRM_DEADLINE_S", "2").relay().ready().await;
     proxy.silence(true);
     until("it is noticed", 30, true, async || relay.readyz().await.is_some_and(|(status, report)| status == 503 && report.contains("does not answer"))).await;
