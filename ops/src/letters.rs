@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use counterfoil_inbox::dead::{self, DeadLetter, Filter, Group, Order, Verdict};
+use counterfoil_inbox::dead::{self, Filter, Group, Order, Verdict};
 use counterfoil_inbox::replay::{self, PlanLine, Replay, Started};
 use serde_json::{Value, json};
 use sqlx::{PgConnection, PgPool};
 
 use crate::actions::{Actor, Role, actions_on_letter, record};
+use crate::listed::{self, Listed, listed};
 use crate::mask::{masked, revealed};
 use crate::oncall::{DeadLetters, PayloadOptions, ReplayOptions, ReplaysOptions};
 use crate::replays::{self, Risks, Wanted, confirm, decide, must_choose, nothing, refused, unnamed};
@@ -41,18 +42,14 @@ fn decided(asked: &[i64], done: &[i64], what: &str) -> anyhow::Result<()> {
 }
 
 async fn list(connection: &mut PgConnection, filter: &Filter, order: Order, limit: i64, as_json: bool, horizon_s: i64) -> anyhow::Result<()> {
-    let letters = dead::list(connection, filter, order, 0, limit).await?;
+    let letters = listed(connection, filter, order, 0, limit, horizon_s).await?;
     let total = dead::count(connection, filter).await?;
-    let ids: Vec<i64> = letters.iter().map(|letter| letter.id).collect();
-    let judged = dead::judge(connection, &ids, horizon_s).await?;
-    let verdict = |id: i64| judged.iter().find(|judged| judged.id == id).map(|judged| judged.verdict.words(&judged.detail)).unwrap_or_default();
     if as_json {
-        let listed: Vec<Value> = letters.iter().map(|letter| with_verdict(letter, &verdict(letter.id))).collect();
-        return Ok(print(format_args!("{}\n", json!({ "total": total, "dead_letters": listed })))?);
+        let letters: Vec<Value> = letters.iter().map(Listed::json).collect();
+        return Ok(print(format_args!("{}\n", json!({ "total": total, "dead_letters": letters })))?);
     }
-    for letter in &letters {
-        let amount = money(letter.amount_minor, letter.currency.as_deref());
-        let order = letter.order_id.map_or_else(|| "-".to_owned(), |id| id.to_string());
+    for each in &letters {
+        let letter = &each.letter;
         print(format_args!(
             "d_{:<6} {}  {:<8} {:<12} {:<22} {:>14}  order {}\n",
             letter.id,
@@ -60,22 +57,16 @@ async fn list(connection: &mut PgConnection, filter: &Filter, order: Order, limi
             letter.consumer,
             letter.kind,
             state_words(letter),
-            amount,
-            order
+            money(letter.amount_minor, letter.currency.as_deref()),
+            each.order().as_deref().unwrap_or("-")
         ))?;
-        print(format_args!("         {}  [{}]\n", letter.error, verdict(letter.id)))?;
+        print(format_args!("         {}  [{}]\n", letter.error, each.verdict()))?;
     }
     if letters.is_empty() {
         let open = dead::count(connection, &Filter { state: Some("open".into()), ..Filter::default() }).await?;
         return Ok(print(format_args!("nothing matches {}; {open} are open without this filter\n", filter.words()))?);
     }
     Ok(print(format_args!("{} of {total} shown\n", letters.len()))?)
-}
-
-fn with_verdict(letter: &DeadLetter, verdict: &str) -> Value {
-    let mut value = json!(letter);
-    value["verdict"] = json!(verdict);
-    value
 }
 
 async fn groups(connection: &mut PgConnection, filter: &Filter, limit: i64, as_json: bool) -> anyhow::Result<()> {
@@ -96,23 +87,23 @@ async fn groups(connection: &mut PgConnection, filter: &Filter, limit: i64, as_j
 
 async fn show(pool: &PgPool, actor: &Actor, id: i64, payload: &PayloadOptions, as_json: bool, horizon_s: i64) -> anyhow::Result<()> {
     let mut connection = pool.acquire().await?;
-    let letter = dead::find(&mut connection, id).await?.ok_or_else(|| nothing(format!("no dead letter d_{id}: counterfoil dead-letters list --state all")))?;
-    let judged = dead::judge(&mut connection, &[id], horizon_s).await?.pop();
-    let verdict = judged.map(|judged| judged.verdict.words(&judged.detail)).unwrap_or_default();
+    let found = listed::find(&mut connection, id, horizon_s).await?;
+    let found = found.ok_or_else(|| nothing(format!("no dead letter d_{id}: counterfoil dead-letters list --state all")))?;
+    let letter = &found.letter;
     let (body, headers) = dead::bytes(&mut connection, id).await?.unwrap_or_default();
     let history = actions_on_letter(&mut connection, id).await?;
     let text = payload_text(&mut connection, actor, payload, &format!("d_{id}"), &body, letter.event_id.is_some()).await?;
     if as_json {
-        let mut value = with_verdict(&letter, &verdict);
+        let mut value = found.json();
         value["headers"] = headers;
         value["payload"] = json!(text);
         value["actions"] = json!(history);
         return Ok(print(format_args!("{value}\n"))?);
     }
-    let order = letter.order_id.map_or_else(|| "no order".to_owned(), |id| format!("order {id}"));
+    let order = found.order().map_or_else(|| "no order".to_owned(), |order| format!("order {order}"));
     print(format_args!(
         "d_{id}  {}\n{}'s effect of {} for {order} did not happen: {}\n",
-        state_words(&letter),
+        state_words(letter),
         letter.consumer,
         letter.topic.as_deref().unwrap_or("something that is no event"),
         letter.error
@@ -128,7 +119,7 @@ async fn show(pool: &PgPool, actor: &Actor, id: i64, payload: &PayloadOptions, a
     if let Some(previous) = &letter.previous_error {
         print(format_args!("before that {previous}\n"))?;
     }
-    print(format_args!("a replay    {verdict}\n"))?;
+    print(format_args!("a replay    {}\n", found.verdict()))?;
     print(format_args!("event       {}\n", letter.event_id.map_or_else(|| "none: it can only be discarded".to_owned(), |id| id.to_string())))?;
     print(format_args!("body        {} bytes\n", letter.body_bytes))?;
     for action in &history {

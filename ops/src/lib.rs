@@ -16,6 +16,7 @@ pub mod find;
 pub mod gather;
 pub mod housekeep;
 mod letters;
+mod listed;
 pub mod mask;
 mod needs;
 pub mod notify;

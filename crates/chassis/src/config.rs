@@ -100,6 +100,8 @@ impl Problems {
 pub enum Unconfigured {
     /// `--help` or `--version`: print it and exit with 0.
     Asked(clap::Error),
+    /// Arguments that are none: print what is wrong with them and exit with 64.
+    Mistyped(clap::Error),
     /// Problems: print them and exit with 64.
     Wrong(String),
 }
@@ -113,7 +115,7 @@ pub fn read<C: Configure>() -> Result<(C, C::Checked), Unconfigured> {
     let arguments = arguments::<C>(&mut problems);
     let options = C::try_parse_from(arguments).map_err(|error| match error.kind() {
         clap::error::ErrorKind::DisplayHelp | clap::error::ErrorKind::DisplayVersion => Unconfigured::Asked(error),
-        _ => Unconfigured::Wrong(error.to_string()),
+        _ => Unconfigured::Mistyped(error),
     })?;
     let checked = options.check(&mut problems);
     match (checked, problems.said()) {

@@ -111,6 +111,10 @@ fn begin<C: Configure>() -> Result<Begun<C::Checked>, u8> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (options, checked) = config::read::<C>().map_err(|unconfigured| match unconfigured {
         Unconfigured::Asked(text) => text.exit(),
+        Unconfigured::Mistyped(error) => {
+            say(format_args!("{error}"));
+            EXIT_USAGE
+        }
         Unconfigured::Wrong(problems) => refuse(problems),
     })?;
     let mut problems = Problems::default();

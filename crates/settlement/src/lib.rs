@@ -47,7 +47,7 @@ pub use events::store_failed;
 pub use failure::Failure;
 pub use health::{ProviderHealth, provider_health};
 pub use keys::{Begun, KeyAsk, Stored, begin_keys, complete_keys};
-pub use named::orders_named;
+pub use named::{orders_named, references};
 pub use orders::{Order, OrderView, Payment, Refused, cancel, expire, find, find_id, payments_of, session_of, set_session, view};
 pub use reads::{ReadPlan, claim_due_reads, claim_read, plan_of, read_failed};
 pub use receipts::{Receipt, ReceiptKind, receipts_of, record_receipt};

@@ -1,5 +1,7 @@
 //! From anything that somebody has in hand to the orders that it belongs to.
 
+use std::collections::HashMap;
+
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -37,4 +39,13 @@ pub async fn orders_named(connection: &mut PgConnection, name: &str) -> sqlx::Re
     )
     .fetch_all(connection)
     .await
+}
+
+/// The shop's references of these orders.
+///
+/// # Errors
+/// When the database fails.
+pub async fn references(connection: &mut PgConnection, orders: &[Uuid]) -> sqlx::Result<HashMap<Uuid, String>> {
+    let rows = sqlx::query!("SELECT id, reference FROM orders WHERE id = ANY ($1)", orders).fetch_all(connection).await?;
+    Ok(rows.into_iter().map(|row| (row.id, row.reference)).collect())
 }

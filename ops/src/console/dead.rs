@@ -11,9 +11,10 @@ use serde::Deserialize;
 use sqlx::PgConnection;
 
 use super::fields::Fields;
-use super::page::{Frame, Reader, action, ago, badge, guard, hidden, instant, path_part, trail_link, trail_link_short};
+use super::page::{Frame, Reader, action, ago, badge, guard, hidden, instant, path_part, trail_link, trail_link_as};
 use super::{Console, Reply, Trouble, audit, shown};
 use crate::actions::{Role, actions_on_letter};
+use crate::listed::{self, Listed, listed};
 use crate::mask::masked;
 use crate::words::{amounts, money, state_words};
 
@@ -112,9 +113,7 @@ async fn rows(console: &Console, reader: &Reader, asked: &Asked) -> Reply {
     let mut connection = console.pool.acquire().await?;
     let total = dead::count(&mut connection, &filter).await?;
     let order = if asked.sort == "oldest" { Order::Oldest } else { Order::Newest };
-    let letters = dead::list(&mut connection, &filter, order, (asked.number() - 1) * PAGE, PAGE).await?;
-    let ids: Vec<i64> = letters.iter().map(|letter| letter.id).collect();
-    let judged = dead::judge(&mut connection, &ids, console.horizon_s).await?;
+    let letters = listed(&mut connection, &filter, order, (asked.number() - 1) * PAGE, PAGE, console.horizon_s).await?;
     let groups = if asked.consumer.is_empty() && asked.kind.is_empty() { dead::groups(&mut connection, &filter, 20).await? } else { Vec::new() };
     let open = dead::count(&mut connection, &Filter { state: Some("open".into()), ..Filter::default() }).await?;
     let content = html! {
@@ -125,7 +124,7 @@ async fn rows(console: &Console, reader: &Reader, asked: &Asked) -> Reply {
         @if letters.is_empty() {
             @if filter.is_empty() && open == 0 { p.empty { "No dead letters. " (keeper(&mut connection).await?) } }
             @else { p.empty { "Nothing matches " (filter.words()) ". " (open) " are open without this filter. " a href="/dead" { "Clear" } } }
-        } @else { (row_table(reader, asked, &filter, &letters, &judged, total)) }
+        } @else { (row_table(reader, asked, &filter, &letters, total)) }
     };
     shown(&Frame::of("Dead letters", "/dead"), reader, &content)
 }
@@ -195,7 +194,7 @@ fn group_table(groups: &[dead::Group], asked: &Asked) -> Markup {
     } } } }
 }
 
-fn row_table(reader: &Reader, asked: &Asked, filter: &Filter, letters: &[DeadLetter], judged: &[Judgement], total: i64) -> Markup {
+fn row_table(reader: &Reader, asked: &Asked, filter: &Filter, letters: &[Listed], total: i64) -> Markup {
     let may = reader.may(Role::Operator);
     let here = asked.address(asked.number());
     let pages = (total + PAGE - 1) / PAGE;
@@ -213,8 +212,8 @@ fn row_table(reader: &Reader, asked: &Asked, filter: &Filter, letters: &[DeadLet
                     th { input #all type="checkbox" disabled[!may] aria-label={ (letters.len()) " on this page" } title={ (letters.len()) " on this page" }; }
                     th { "Id" } th { "Died" } th { "Consumer" } th { "Error" } th { "State" } th { "Order" } th.n { "Amount" } th.n { "Attempts" } th { "A replay" }
                 } }
-                tbody { @for letter in letters {
-                    @let verdict = judged.iter().find(|judged| judged.id == letter.id);
+                tbody { @for each in letters {
+                    @let letter = &each.letter;
                     tr id={ "d_" (letter.id) } tabindex="-1" {
                         td { input type="checkbox" name="id" value=(letter.id) disabled[!may || letter.state != "open"] aria-label={ "Tick d_" (letter.id) }; }
                         td { a.open href={ "/dead/" (letter.id) "?back=" (path_part(&here)) } { "d_" (letter.id) } }
@@ -222,10 +221,10 @@ fn row_table(reader: &Reader, asked: &Asked, filter: &Filter, letters: &[DeadLet
                         td { (letter.consumer) }
                         td { (letter.kind) div.dim { (letter.error) } }
                         td { (state_badge(letter)) }
-                        td { @if let Some(order) = letter.order_id { (trail_link_short(&order.to_string())) } @else { "-" } }
+                        td { @if let Some(order) = letter.order_id { (trail_link_as(&order.to_string(), each.reference.as_deref())) } @else { "-" } }
                         td.n { (money(letter.amount_minor, letter.currency.as_deref())) }
                         td.n { (letter.attempts) }
-                        td { @if let Some(judged) = verdict.filter(|_| letter.state == "open") { (judged.verdict.words(&judged.detail)) } }
+                        td { @if letter.state == "open" { (each.verdict()) } }
                     }
                 } }
             } }
@@ -291,10 +290,9 @@ pub(super) async fn payload(State(console): State<Arc<Console>>, reader: Reader,
 
 async fn one(console: &Console, reader: &Reader, id: i64, back: &str, revealed: Option<String>) -> Reply {
     let mut connection = console.pool.acquire().await?;
-    let letter = dead::find(&mut connection, id)
+    let Listed { letter, judged, reference } = listed::find(&mut connection, id, console.horizon_s)
         .await?
         .ok_or_else(|| Trouble::Nothing(format!("No dead letter d_{id}. Closed ones are kept as long as COUNTERFOIL_RETENTION_OUTBOX_DAYS says.")))?;
-    let judged = dead::judge(&mut connection, &[id], console.horizon_s).await?.pop();
     let (body, headers) = dead::bytes(&mut connection, id).await?.unwrap_or_default();
     let same = Filter { consumer: Some(letter.consumer.clone()), kind: Some(letter.kind.clone()), state: Some("open".into()), ..Filter::default() };
     let same = dead::count(&mut connection, &same).await?;
@@ -309,7 +307,7 @@ async fn one(console: &Console, reader: &Reader, id: i64, back: &str, revealed: 
             p.words { (letter.consumer) "'s effect of " (letter.topic.as_deref().unwrap_or("something that is no event")) (if matches!(letter.state.as_str(), "resolved") { " had not happened: " } else { " did not happen: " }) strong { (letter.error) } ". "
                 (letter.attempts) " attempts, first " (instant(letter.first_failed_at)) ", last " (instant(letter.died_at)) ". "
                 @if let Some(judged) = judged.as_ref().filter(|_| letter.state == "open") { "A replay: " strong { (judged.verdict.words(&judged.detail)) } "." } }
-            p.dim { @if let Some(order) = letter.order_id { "order " (trail_link(&order.to_string())) ", " } (money(letter.amount_minor, letter.currency.as_deref()))
+            p.dim { @if let Some(order) = letter.order_id { "order " (trail_link_as(&order.to_string(), reference.as_deref())) ", " } (money(letter.amount_minor, letter.currency.as_deref()))
                 @if let Some(event) = letter.event_id { ", event " (trail_link(&event.to_string())) }
                 ", " a href={ "/dead?consumer=" (letter.consumer) "&kind=" (path_part(&letter.kind)) "&state=open" } { (same) " of the same kind are open" } }
             @if let Some(previous) = &letter.previous_error { p { "Before its last replay it died of: " (previous) } }

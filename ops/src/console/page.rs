@@ -138,10 +138,10 @@ pub(super) fn trail_link(id: &str) -> Markup {
     html! { a.id href={ "/trail/" (path_part(id)) } { (id) } }
 }
 
-/// The same, short enough for a column; the whole id is behind it.
-pub(super) fn trail_link_short(id: &str) -> Markup {
-    let short: String = id.chars().take(8).collect();
-    html! { a.id href={ "/trail/" (path_part(id)) } title=(id) { (short) "…" } }
+/// The same under the name that the shop gave it; without one, short enough for a column. The whole id is behind it.
+pub(super) fn trail_link_as(id: &str, name: Option<&str>) -> Markup {
+    let shown = name.map_or_else(|| id.chars().take(8).chain(['…']).collect(), str::to_owned);
+    html! { a.id href={ "/trail/" (path_part(id)) } title=(id) { (shown) } }
 }
 
 /// Text as one part of a path.

@@ -66,7 +66,11 @@ async fn a_dead_letter_is_found_put_right_and_proven_right_from_the_command_line
     let (code, list) = fleet.counterfoil(&["dead", "list", "--consumer", "crm", "--json"]).await;
     let list: Value = serde_json::from_str(&list).unwrap();
     assert_eq!((code, &list["total"], &list["dead_letters"][0]["kind"]), (Some(0), &json!(1), &json!("http_404")));
-    assert_eq!(list["dead_letters"][0]["verdict"], "Will run");
+    assert_eq!((&list["dead_letters"][0]["verdict"], &list["dead_letters"][0]["reference"]), (&json!("Will run"), &json!("A-1042")));
+    let (_, list) = fleet.counterfoil(&["dead", "list"]).await;
+    assert!(list.contains("order A-1042\n"), "{list}");
+    let (code, said) = fleet.counterfoil(&["dead", "list", "--consumers", "crm"]).await;
+    assert!(code == Some(64) && said.contains("--consumer") && !said.contains("configuration"), "{said}");
     let (_, shown) = fleet.counterfoil(&["dead-letters", "show", "d_1", "--payload"]).await;
     assert!(shown.contains("HTTP 404 from the CRM") && shown.contains("A-1042") && !shown.contains("@example.com") && !shown.contains("Ann"), "{shown}");
     assert_eq!(fleet.counterfoil(&["dead", "replay", "d_1"]).await.0, Some(4), "a replay needs a reason");
