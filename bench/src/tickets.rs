@@ -137,7 +137,7 @@ async fn transactions(stage: &Stage, events: &[Value]) -> anyhow::Result<f64> {
     let mut ready = Vec::new();
     for part in parts {
         let mut database = PgConnection::connect(&stage.database_url).await?;
-        for (setting, value) in counterfoil_tickets::SESSION {
+        for (setting, value) in counterfoil_chassis::postgres::BY_INDEX.into_iter().chain(counterfoil_tickets::SESSION) {
             sqlx::query("SELECT set_config($1, $2, false)").bind(setting).bind(value).execute(&mut database).await?;
         }
         ready.push((database, part));

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use counterfoil_chassis::Process;
-use counterfoil_chassis::postgres::{self, PoolSettings};
+use counterfoil_chassis::postgres::{self, BY_INDEX, PoolSettings};
 use sqlx::PgPool;
 
 pub use options::{Options, Settings, Which};
@@ -28,7 +28,7 @@ fn pool(url: &str, concurrency: usize, more: &[(&'static str, &str)]) -> anyhow:
             // A handler holds at most two at once: its own, and the one that renews its lease.
             connections_max: u32::try_from(concurrency * 2 + 2).unwrap_or(32),
             acquire_timeout: Duration::from_secs(5),
-            session: session.iter().chain(more).map(|(name, value)| (*name, (*value).to_owned())).collect(),
+            session: session.iter().chain(&BY_INDEX).chain(more).map(|(name, value)| (*name, (*value).to_owned())).collect(),
         },
     )
 }

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use counterfoil_chassis::postgres::{self, PoolSettings};
+use counterfoil_chassis::postgres::{self, BY_INDEX, PoolSettings};
 use counterfoil_chassis::{Process, replica};
 use counterfoil_payments::Provider;
 use serde_json::{Value, json};
@@ -75,7 +75,6 @@ impl Refused {
 fn batch_pool(url: &str, application_name: &'static str, connections_max: u32, lock_timeout: &str, statement_timeout: &str) -> anyhow::Result<PgPool> {
     let session = [
         ("plan_cache_mode", "force_generic_plan"),
-        ("jit", "off"),
         ("lock_timeout", lock_timeout),
         ("statement_timeout", statement_timeout),
         ("idle_in_transaction_session_timeout", "10s"),
@@ -86,7 +85,7 @@ fn batch_pool(url: &str, application_name: &'static str, connections_max: u32, l
             application_name,
             connections_max,
             acquire_timeout: Duration::from_secs(2),
-            session: session.map(|(name, value)| (name, value.to_owned())).to_vec(),
+            session: session.into_iter().chain(BY_INDEX).map(|(name, value)| (name, value.to_owned())).collect(),
         },
     )
 }
@@ -102,7 +101,7 @@ fn api_pool(url: &str) -> anyhow::Result<PgPool> {
             application_name: "counterfoil-ingest orders",
             connections_max: API_CONNECTIONS,
             acquire_timeout: Duration::from_secs(2),
-            session: session.map(|(name, value)| (name, value.to_owned())).to_vec(),
+            session: session.into_iter().chain(BY_INDEX).map(|(name, value)| (name, value.to_owned())).collect(),
         },
     )
 }

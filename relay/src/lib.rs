@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use counterfoil_broker::{Link, Pace, supervise, topology};
-use counterfoil_chassis::postgres::{self, PoolSettings};
+use counterfoil_chassis::postgres::{self, BY_INDEX, PoolSettings};
 use counterfoil_chassis::{Process, replica};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
@@ -42,7 +42,7 @@ fn pool(url: &str) -> anyhow::Result<sqlx::PgPool> {
             application_name: "counterfoil-relay",
             connections_max: WORKERS + 1,
             acquire_timeout: Duration::from_secs(10),
-            session: session.map(|(name, value)| (name, value.to_owned())).to_vec(),
+            session: session.into_iter().chain(BY_INDEX).map(|(name, value)| (name, value.to_owned())).collect(),
         },
     )
 }

@@ -49,6 +49,10 @@ pub struct PoolSettings {
     pub session: Vec<(&'static str, String)>,
 }
 
+/// Settings of a session whose statements all go by index. Without them, a plan that was made while a table was small reads all of it, each
+/// time, until somebody analyzes the table. No plan is compiled: what has no index costs so much that it would be.
+pub const BY_INDEX: [(&str, &str); 2] = [("enable_seqscan", "off"), ("jit", "off")];
+
 /// Connection options from a URL, with the session settings of a pool.
 ///
 /// # Errors

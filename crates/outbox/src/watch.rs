@@ -19,7 +19,7 @@ pub struct Backlog {
     pub oldest_seconds: f64,
 }
 
-/// Reads the backlog. Bounded work: the partial indexes hold nothing but the backlog itself.
+/// Reads the backlog. Bounded work: the partial indexes hold nothing but the backlog itself, fresh rows and deferred ones apart.
 ///
 /// # Errors
 /// When the database fails.
@@ -31,7 +31,9 @@ pub async fn backlog(connection: &mut PgConnection) -> sqlx::Result<Backlog> {
             (SELECT count(*) FROM outbox WHERE published_at IS NULL AND parked_at IS NULL AND deferrals > 0) AS "deferred!",
             (SELECT count(*) FROM outbox WHERE published_at IS NULL AND parked_at IS NULL AND deferrals > 0 AND last_error LIKE 'unroutable%') AS "unroutable!",
             (SELECT count(*) FROM outbox WHERE parked_at IS NOT NULL) AS "parked!",
-            COALESCE(extract(epoch FROM now() - (SELECT min(created_at) FROM outbox WHERE published_at IS NULL AND parked_at IS NULL)), 0)::float8 AS "oldest_seconds!""#
+            COALESCE(extract(epoch FROM now() - LEAST(
+                (SELECT created_at FROM outbox WHERE published_at IS NULL AND parked_at IS NULL AND deferrals = 0 ORDER BY id LIMIT 1),
+                (SELECT min(created_at) FROM outbox WHERE published_at IS NULL AND parked_at IS NULL AND deferrals > 0))), 0)::float8 AS "oldest_seconds!""#
     )
     .fetch_one(connection)
     .await

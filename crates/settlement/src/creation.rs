@@ -51,10 +51,11 @@ pub async fn begin_orders(tx: &mut PgTransaction<'_>, orders: &[&NewOrder]) -> s
     settle::lock_names(tx, &names(orders)).await?;
     let references: Vec<String> = orders.iter().map(|order| order.reference.as_str().to_owned()).collect();
     let (scopes, keys): (Vec<_>, Vec<_>) = orders.iter().map(|order| order.made_by.clone().unzip()).unzip();
-    // A key that retention has forgotten is still on what it made. In a statement of its own, behind the locks.
+    // A key that retention has forgotten is still on what it made. In a statement of its own, behind the locks. OFFSET 0 keeps it a look-up
+    // for each: while `orders` is thought to be small, it would be read whole and hashed.
     let known = sqlx::query!(
-        r#"SELECT EXISTS (SELECT FROM orders o WHERE o.reference = a.reference) AS "taken!",
-            EXISTS (SELECT FROM orders o WHERE o.made_by_key IS NOT NULL AND o.made_by_scope = a.scope AND o.made_by_key = a.key) AS "used!"
+        r#"SELECT EXISTS (SELECT FROM orders o WHERE o.reference = a.reference OFFSET 0) AS "taken!",
+            EXISTS (SELECT FROM orders o WHERE o.made_by_key IS NOT NULL AND o.made_by_scope = a.scope AND o.made_by_key = a.key OFFSET 0) AS "used!"
         FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS a (reference, scope, key, n) ORDER BY a.n"#,
         &references,
         &scopes as &[Option<String>],

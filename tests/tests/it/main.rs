@@ -2,6 +2,7 @@
 
 mod deploy;
 mod money_back;
+mod plans;
 mod restarts;
 mod shops;
 mod signals;

@@ -1,0 +1,107 @@
+//! Every process goes by index, though it planned its statements when the tables were empty.
+
+use counterfoil_tests::{CrmStub, Fleet, Shop, Simulator, SmtpStub, Stage, stripe_event, until};
+use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection, Row};
+
+/// Orders that come after the plans were made.
+const GROWN: i64 = 20_000;
+
+/// What a shop of some months has, before autovacuum has looked at any of it.
+const GROW: &str = "
+    SET session_replication_role = replica;
+    INSERT INTO orders (reference, amount_minor, currency, made_by_scope, made_by_key) SELECT 'old-' || n, 500, 'EUR', 'old', 'k-' || n FROM generate_series(1, 20000) n;
+    INSERT INTO payments (provider, payment_id, order_id, status) SELECT 'stripe', 'pi_' || id, id, 'pending' FROM orders WHERE reference LIKE 'old-%';
+    INSERT INTO webhook_events (provider, event_id, event_type, body, secret_position, outcome) SELECT 'stripe', 'evt_' || id, 't', '', 0, 'applied' FROM orders WHERE reference LIKE 'old-%';
+    INSERT INTO outbox (event_id, topic, order_id, routing_key, payload, published_at) SELECT id, 'order.paid', id, 'order.paid', '{}', now() FROM orders WHERE reference LIKE 'old-%';
+    INSERT INTO draws (reference, name, capacity) SELECT 'old-' || n, 'Old', 10 FROM generate_series(1, 20000) n;
+    INSERT INTO reservations (id, order_id, line, draw_id, quantity, status, expires_at)
+        SELECT gen_random_uuid(), o.id, 0, d.id, 1, 'confirmed', now() FROM orders o JOIN draws d USING (reference) WHERE reference LIKE 'old-%';
+    INSERT INTO tickets (order_id, line, draw_id, draw_ordinal, first_number, last_number) SELECT r.order_id, 0, d.id, d.ordinal, 1, 1 FROM reservations r JOIN draws d ON d.id = r.draw_id WHERE d.reference LIKE 'old-%';
+    INSERT INTO ticket_standings (order_id, version, order_status) SELECT id, 2, 'refunded' FROM orders WHERE reference LIKE 'old-%';
+    INSERT INTO idempotency_keys (scope, key, request_hash, status, response_status, response_body, completed_at)
+        SELECT 'old', 'k-' || n, '', 'completed', 201, '{}', now() FROM generate_series(1, 20000) n;
+    INSERT INTO processed_events (consumer, event_id, state, done_at) SELECT c, o.id, 'done', now() FROM orders o, unnest(ARRAY['email', 'crm', 'ledger', 'tickets', 'refunds']) c WHERE reference LIKE 'old-%';
+    INSERT INTO ledger_entries (source_event_id, order_id, payment_provider, payment_account, payment_id, topic, occurred_at) SELECT id, id, 'stripe', '', 'pi_' || id, 'order.paid', now() FROM orders WHERE reference LIKE 'old-%';
+    INSERT INTO ledger_lines (entry_id, account, amount_minor, currency) SELECT e.id, a, 0, 'EUR' FROM ledger_entries e, unnest(ARRAY['a', 'b']) a WHERE topic = 'order.paid' AND payment_id = 'pi_' || order_id;
+    INSERT INTO receipts (event_id, order_id, kind, message_id) SELECT id, id, 'receipt', 'm' FROM orders WHERE reference LIKE 'old-%';
+    INSERT INTO refunds (id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, source, provider_key)
+        SELECT id, id, 'stripe', '', 'pi_' || id, 're_' || id, 'api', 'succeeded', 1, 'EUR', 'sales', 'k' || id FROM orders WHERE reference LIKE 'old-%'";
+
+/// Twenty orders of one ticket, paid once by three event types and once by a payment that is one too many; one is sent back.
+async fn sell(stage: &Stage, shop: &Shop, simulator: &Simulator, prefix: &str) {
+    let after = stage.count("SELECT COALESCE(max(id), 0) FROM outbox").await;
+    for nth in 0..20 {
+        let reference = format!("{prefix}-{nth}");
+        let lines = json!([{ "description": "Ticket", "quantity": 1, "amount_minor": 1099, "draw": "D" }]);
+        let body = json!({ "reference": reference, "amount_minor": 1099, "currency": "EUR", "lines": lines, "customer": { "email": "ann@example.com", "name": "Ann" } });
+        let made = shop.post_order(&body, Some(&reference)).await;
+        assert_eq!(made.status(), 201);
+        let made: Value = made.json().await.unwrap();
+        let order = made["id"].as_str().unwrap();
+        let (first, second) = (format!("pi_{reference}_1"), format!("pi_{reference}_2"));
+        simulator.captured("stripe", &first, order, 1099);
+        simulator.captured("stripe", &second, order, 1099);
+        for (kind, name, payment) in [
+            ("payment_intent.payment_failed", order, &first),
+            ("payment_intent.succeeded", &reference, &first),
+            ("charge.succeeded", order, &first),
+            ("charge.succeeded", order, &second),
+            ("charge.succeeded", "of an order that is not here", &format!("pi_{reference}_3")),
+        ] {
+            assert_eq!(shop.stripe(&stripe_event(kind, name, payment, &json!({}))).await.0, 200);
+        }
+        if nth == 0 {
+            assert_eq!(shop.refund(order, 1099, &reference).await.0, 201);
+        }
+    }
+    // By index, too: what this test reads is counted with the rest.
+    let mut database = PgConnection::connect(&stage.database_url).await.unwrap();
+    sqlx::raw_sql("SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off").execute(&mut database).await.unwrap();
+    for consumer in ["email", "crm", "ledger", "tickets", "refunds"] {
+        let topics = counterfoil_broker::topology::CONSUMERS.iter().find(|known| known.name == consumer).unwrap().topics;
+        until(&format!("{consumer} has done everything"), 60, 0, async || {
+            sqlx::query_scalar::<_, i64>("SELECT count(*) FROM outbox o WHERE id > $3 AND topic = ANY ($1) AND NOT EXISTS (SELECT FROM processed_events p WHERE p.consumer = $2 AND p.event_id = o.event_id AND p.state = 'done')")
+                .bind(topics).bind(consumer).bind(after).fetch_one(&mut database).await.unwrap()
+        })
+        .await;
+    }
+}
+
+/// Rows that were read of each table, whole or by an index.
+async fn read(stage: &Stage) -> Vec<(String, i64)> {
+    let rows = sqlx::query(
+        "SELECT t.relname::text AS name, (t.seq_tup_read + COALESCE(sum(i.idx_tup_read), 0))::bigint AS read
+         FROM pg_stat_user_tables t LEFT JOIN pg_stat_user_indexes i USING (relid) GROUP BY t.relid, t.relname, t.seq_tup_read ORDER BY 1",
+    );
+    rows.fetch_all(&stage.pool()).await.unwrap().into_iter().map(|row| (row.get("name"), row.get("read"))).collect()
+}
+
+#[tokio::test]
+async fn no_process_reads_a_table_whole_for_a_payment_though_it_was_empty_when_its_statements_were_planned() {
+    let (stage, simulator, smtp, crm) = (Stage::new().await, Simulator::start().await, SmtpStub::start().await, CrmStub::start().await);
+    stage
+        .execute(
+            "DO $$ DECLARE t text; BEGIN FOR t IN SELECT oid::regclass FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace LOOP
+                EXECUTE format('ALTER TABLE %s SET (autovacuum_enabled = false)', t); END LOOP; END $$;
+            INSERT INTO draws (reference, name) VALUES ('D', 'Draw')",
+        )
+        .await;
+    let fleet = Fleet::on(&stage).with_simulator(&simulator).with("COUNTERFOIL_SMTP_URL", smtp.url.clone()).with("COUNTERFOIL_CRM_URL", crm.url.clone());
+    let (ingest, shop) = fleet.ingest().await;
+    let mut processes = vec![ingest, fleet.relay().ready().await];
+    for consumer in ["email", "crm", "ledger", "tickets", "refunds"] {
+        processes.push(fleet.consumer(consumer).ready().await);
+    }
+    sell(&stage, &shop, &simulator, "first").await;
+    stage.execute(GROW).await;
+    let before = read(&stage).await;
+    sell(&stage, &shop, &simulator, "then").await;
+    processes.iter_mut().for_each(|process| process.kill());
+    // A session tells what it has read when it ends.
+    let sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'counterfoil%'";
+    until("their sessions have ended", 20, 0, async || stage.count(sessions).await).await;
+    let deltas = before.into_iter().zip(read(&stage).await).map(|((table, before), (_, after))| (table, after - before));
+    let much: Vec<(String, i64)> = deltas.filter(|(_, rows)| *rows > GROWN * 10).collect();
+    assert_eq!(much, [], "so many rows of these tables were read for 20 orders: what a payment costs would grow with them");
+}
