@@ -107,7 +107,11 @@ pub async fn check(target: &Target) -> anyhow::Result<()> {
     }
     topology::verify(&link, names).await?;
     link.close().await;
-    tracing::info!(schema = postgres::SCHEMA_VERSION, topology = TOPOLOGY_VERSION, "schema and topology are there");
+    tracing::info!(
+        schema = postgres::SCHEMA_VERSION,
+        topology = TOPOLOGY_VERSION,
+        "schema and queues are there; whether each is bound, AMQP does not tell: counterfoil doctor --check bindings"
+    );
     Ok(())
 }
 

@@ -18,7 +18,8 @@ pub(crate) struct Options {
     /// The retry ladder: delays, shortest first. A new ladder adds queues; old ones stay until they are removed.
     #[arg(long, env = "COUNTERFOIL_RETRY_RUNGS", default_value = "5s,15s,1m,4m,15m,1h")]
     retry_rungs: String,
-    /// Changes nothing; exits with 1 and says why when something is missing.
+    /// Changes nothing; exits with 1 and says why when the schema or a queue is missing. Bindings AMQP does not tell: run it without
+    /// this to bring missing ones.
     #[arg(long)]
     check: bool,
     /// Brings the schema and leaves the broker alone; relays claim nothing until the topology is brought, too.

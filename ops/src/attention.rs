@@ -6,6 +6,7 @@ use sqlx::PgPool;
 use time::format_description::well_known::Rfc3339;
 
 use crate::print;
+use crate::words::counted;
 
 /// Prints the list.
 pub(crate) async fn list(pool: &PgPool, limit: i64) -> anyhow::Result<()> {
@@ -13,7 +14,10 @@ pub(crate) async fn list(pool: &PgPool, limit: i64) -> anyhow::Result<()> {
     for entry in &list {
         print(format_args!("{}\n", line(entry)))?;
     }
-    print(format_args!("{} entries wait\n", list.len()))?;
+    print(format_args!("{}\n", counted(list.len(), "entry waits", "entries wait")))?;
+    if !list.is_empty() {
+        print(format_args!("next  counterfoil trail <order>; money goes back, again too, by POST /orders/<id>/refunds with an Idempotency-Key of its own\n"))?;
+    }
     Ok(())
 }
 

@@ -1,7 +1,9 @@
 //! What needs a person, and whether money moves: the fleet's facts in words.
 
+use crate::advice::Advice;
 use crate::depths::Depths;
 use crate::facts::Facts;
+use crate::words::counted;
 
 /// Waiting for longer than this at a consumer, or in the outbox, needs a person, in seconds: the promises of the alert catalogue.
 const BEHIND_S: f64 = 300.0;
@@ -12,10 +14,21 @@ pub(crate) fn needs(facts: &Facts) -> Vec<String> {
     let mut needs = Vec::new();
     for consumer in &facts.consumers {
         if let Some(dead) = consumer.dead.as_ref().filter(|dead| dead.open > 0) {
-            needs.push(format!("{} dead letters of {} need a decision: counterfoil dead-letters list --consumer {}", dead.open, consumer.name, consumer.name));
+            needs.push(format!(
+                "{} of {}: counterfoil dead-letters list --consumer {}",
+                many(dead.open, "dead letter needs a decision", "dead letters need a decision"),
+                consumer.name,
+                consumer.name
+            ));
         }
         if consumer.advice.needs_a_person() || (consumer.oldest_s > BEHIND_S && consumer.pause.is_none()) {
-            needs.push(format!("{}: {}; the oldest has waited {:.0} s: counterfoil doctor", consumer.name, consumer.advice.words(), consumer.oldest_s));
+            // Doctor looks at our side; who runs the other one is not in it.
+            let lead = if matches!(consumer.advice, Advice::OtherSideIsDown(_)) {
+                "call whoever runs it; nothing is lost, and it goes on by itself"
+            } else {
+                "counterfoil doctor"
+            };
+            needs.push(format!("{}: {}; the oldest has waited {:.0} s: {lead}", consumer.name, consumer.advice.words(), consumer.oldest_s));
         }
         for queue in consumer.queues.iter().flat_map(Depths::missing) {
             needs.push(format!("the queue {queue} does not exist: run counterfoil-migrate"));
@@ -31,10 +44,13 @@ pub(crate) fn needs(facts: &Facts) -> Vec<String> {
         needs.push("ingest: no process runs: start one".into());
     }
     if facts.outbox.unroutable > 0 {
-        needs.push(format!("{} outbox rows are unroutable: counterfoil outbox list --unroutable, then counterfoil-migrate", facts.outbox.unroutable));
+        needs.push(format!(
+            "{} unroutable: counterfoil outbox list --unroutable, then counterfoil-migrate",
+            many(facts.outbox.unroutable, "outbox row is", "outbox rows are")
+        ));
     }
     if facts.outbox.parked > 0 {
-        needs.push(format!("{} outbox rows are parked: counterfoil outbox list --parked", facts.outbox.parked));
+        needs.push(format!("{} parked: counterfoil outbox list --parked", many(facts.outbox.parked, "outbox row is", "outbox rows are")));
     }
     for waiting in facts.attention.iter().filter(|waiting| !matches!(waiting.kind.as_str(), "waiting" | "disputed")) {
         needs.push(format!("{} × {}: counterfoil attention", waiting.count, waiting.kind));
@@ -64,11 +80,19 @@ pub(crate) fn verdict(facts: &Facts) -> String {
     };
     let open: i64 = facts.consumers.iter().filter_map(|consumer| consumer.dead.as_ref()).map(|dead| dead.open).sum();
     let oldest = facts.consumers.iter().filter_map(|consumer| consumer.dead.as_ref()).map(|dead| dead.oldest_seconds).fold(0.0, f64::max);
+    let moving = match facts.outbox.unroutable + facts.outbox.parked {
+        0 => moving,
+        stuck => format!("{moving} {} out.", many(stuck, "outbox row does not go", "outbox rows do not go")),
+    };
     match open {
         0 => moving,
         1 => format!("{moving} 1 dead letter needs a decision, {:.0} min old.", oldest / 60.0),
         _ => format!("{moving} {open} dead letters need a decision, oldest {:.0} min.", oldest / 60.0),
     }
+}
+
+fn many(n: i64, one: &str, more: &str) -> String {
+    counted(usize::try_from(n).unwrap_or(usize::MAX), one, more)
 }
 
 fn and_are(names: &[&str]) -> String {

@@ -29,7 +29,7 @@ Examples:
   counterfoil doctor                                   what is wrong, and the fix
 
 Exit codes:
-  0 done, or all is well      1 failed, some came back, or a person is needed
+  0 done, or all is well      1 failed, some came back, or (status, doctor) a person is needed
   3 nothing matched           4 refused: a verdict, a role, a missing reason or confirmation
   5 the database is away      64 the options or the configuration cannot work
 

@@ -5,24 +5,30 @@ use std::time::Duration;
 use counterfoil_broker::topology::CONSUMERS;
 use counterfoil_inbox::pause::{PAUSE_MAX, Pause, pause, pauses, resume};
 use counterfoil_outbox::{release, stuck};
+use counterfoil_settlement::references;
 use serde_json::json;
 use sqlx::PgPool;
+use uuid::Uuid;
 
 use crate::actions::{Action, Actor, actions, record};
 use crate::oncall::{ConsumerOptions, OutboxOptions};
 use crate::replays::{may, nothing, refused};
+use crate::words::counted;
 use crate::{instant, print};
 
 pub(crate) async fn outbox(pool: &PgPool, actor: &Actor, command: OutboxOptions) -> anyhow::Result<()> {
     match command {
         OutboxOptions::List { parked, unroutable, limit, json } => {
-            let rows = stuck(&mut *pool.acquire().await?, parked, unroutable, limit).await?;
+            let mut connection = pool.acquire().await?;
+            let rows = stuck(&mut connection, parked, unroutable, limit).await?;
             if json {
                 return Ok(print(format_args!("{}\n", json!({ "rows": rows })))?);
             }
+            let orders: Vec<Uuid> = rows.iter().filter_map(|row| row.order_id).collect();
+            let references = references(&mut connection, &orders).await?;
             for row in &rows {
                 let state = row.parked_at.map_or_else(|| format!("next try {}", instant(row.next_attempt_at)), |at| format!("parked {}", instant(at)));
-                let order = row.order_id.map_or_else(|| "-".into(), |id| id.to_string());
+                let order = row.order_id.map_or_else(|| "-".into(), |id| references.get(&id).cloned().unwrap_or_else(|| id.to_string()));
                 print(format_args!(
                     "{:<8} {}  {:<20} {state}  order {order}\n         {}\n",
                     row.id,
@@ -31,7 +37,7 @@ pub(crate) async fn outbox(pool: &PgPool, actor: &Actor, command: OutboxOptions)
                     row.last_error.as_deref().unwrap_or("waiting")
                 ))?;
             }
-            Ok(print(format_args!("{} rows\n", rows.len()))?)
+            Ok(print(format_args!("{}\n", counted(rows.len(), "row", "rows")))?)
         }
         OutboxOptions::Release { ids, reason } => {
             let mut released = 0;

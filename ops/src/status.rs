@@ -10,7 +10,7 @@ use sqlx::PgPool;
 
 use crate::facts::{BrokerAt, Consumer, Facts};
 use crate::gather::Gatherer;
-use crate::words::amounts;
+use crate::words::{amounts, counted};
 use crate::{instant, print};
 
 /// Pause between two screens.
@@ -27,7 +27,7 @@ pub(crate) async fn run(pool: &PgPool, broker: Option<BrokerAt>, watch: bool, as
             print(format_args!("{clear}{}", screen(&facts)))?;
         }
         if !watch {
-            let message = facts.needs.join("; ");
+            let message = if as_json { facts.needs.join("; ") } else { format!("{} above", counted(facts.needs.len(), "reason", "reasons")) };
             return if facts.needs.is_empty() { Ok(()) } else { Err(Exit::with(1, format!("a person is needed: {message}")).into()) };
         }
         tokio::time::sleep(AGAIN).await; // until interrupted

@@ -117,7 +117,8 @@ impl Trail {
             ));
         }
         for refund in &self.refunds {
-            let why = refund.held_reason.as_ref().map(|why| format!(" (held: {why})")).unwrap_or_default();
+            let why = refund.held_reason.as_ref().map(|why| format!(" (held: {why})"));
+            let why = why.or_else(|| refund.last_error.as_ref().filter(|_| refund.status == "failed").map(|error| format!(" ({error})"))).unwrap_or_default();
             let amount = money(Some(refund.amount_minor), Some(&refund.currency));
             let theirs = refund.provider_refund_id.clone().unwrap_or_else(|| refund.id.to_string());
             let what = format!("refund of {}, asked for by {}: {}{why}, {amount}", refund.payment_id, refund.origin, refund.status);
@@ -193,7 +194,12 @@ impl Trail {
             said.push(format!("Another payment of {} is {}.", money(payment.amount_minor, payment.currency.as_deref()), payment.disposition));
         }
         for refund in &self.refunds {
-            said.push(format!("A refund of {} is {}.", money(Some(refund.amount_minor), Some(&refund.currency)), refund.status));
+            let amount = money(Some(refund.amount_minor), Some(&refund.currency));
+            said.push(if refund.status == "failed" {
+                format!("A refund of {amount} failed: {}.", refund.last_error.as_deref().unwrap_or("the provider says so"))
+            } else {
+                format!("A refund of {amount} is {}.", refund.status)
+            });
         }
         let missing: Vec<String> = self.entries().into_iter().filter(|entry| entry.missing).map(|entry| entry.lane).collect();
         if !missing.is_empty() {

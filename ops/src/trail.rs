@@ -14,7 +14,7 @@ use counterfoil_tickets::{Reservation, Ticket, reservations_of, tickets_of};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::actions::{Action, actions_on_letter};
+use crate::actions::{Action, actions, actions_on_letter};
 
 /// What happened to one order.
 #[derive(Debug)]
@@ -75,6 +75,9 @@ pub async fn trail(connection: &mut PgConnection, order: Uuid) -> sqlx::Result<O
     trail.past = derived.iter().filter(|(id, _)| !known.contains(id) && seen(id)).map(|(id, topic)| (*id, topic.clone())).collect();
     for letter in &trail.dead {
         trail.actions.extend(actions_on_letter(&mut *connection, letter.id).await?);
+    }
+    for event in &trail.published {
+        trail.actions.extend(actions(&mut *connection, 20, Some(&format!("outbox {}", event.id)), None, 20).await?);
     }
     Ok(Some(trail))
 }

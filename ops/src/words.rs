@@ -34,6 +34,11 @@ pub(crate) fn state_words(letter: &DeadLetter) -> String {
     }
 }
 
+/// A number with its noun.
+pub(crate) fn counted(n: usize, one: &str, more: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { more })
+}
+
 fn nth(n: i32) -> String {
     match n {
         1 => "once".into(),

@@ -42,6 +42,8 @@ pub async fn backlog(connection: &mut PgConnection) -> sqlx::Result<Backlog> {
 /// An event of one order.
 #[derive(Debug, Clone)]
 pub struct Published {
+    /// The row.
+    pub id: i64,
     /// The event.
     pub event_id: Uuid,
     /// Its topic.
@@ -65,7 +67,7 @@ pub struct Published {
 pub async fn of_order(connection: &mut PgConnection, order_id: Uuid) -> sqlx::Result<Vec<Published>> {
     sqlx::query_as!(
         Published,
-        "SELECT event_id, topic, exchange, routing_key, created_at, published_at, last_error FROM outbox WHERE order_id = $1 ORDER BY id",
+        "SELECT id, event_id, topic, exchange, routing_key, created_at, published_at, last_error FROM outbox WHERE order_id = $1 ORDER BY id",
         order_id
     )
     .fetch_all(connection)

@@ -58,6 +58,9 @@ pub struct Refund {
     pub calls: i32,
     /// Why it waits for a person.
     pub held_reason: Option<String>,
+    /// What its last call met; for on-call, not for the shop.
+    #[serde(skip)]
+    pub last_error: Option<String>,
     /// When it was asked for, RFC 3339.
     pub created_at: String,
 }
@@ -230,7 +233,7 @@ pub async fn find(connection: &mut PgConnection, id: Uuid) -> sqlx::Result<Optio
     sqlx::query_as!(
         Refund,
         r#"SELECT id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, source, reason, provider_key, calls,
-            held_reason, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "created_at!" FROM refunds WHERE id = $1"#,
+            held_reason, last_error, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "created_at!" FROM refunds WHERE id = $1"#,
         id,
     )
     .fetch_optional(connection)
@@ -245,7 +248,7 @@ pub async fn refunds_of(connection: &mut PgConnection, order: Uuid) -> sqlx::Res
     sqlx::query_as!(
         Refund,
         r#"SELECT id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, source, reason, provider_key, calls,
-            held_reason, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "created_at!" FROM refunds WHERE order_id = $1 ORDER BY created_at, id"#,
+            held_reason, last_error, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "created_at!" FROM refunds WHERE order_id = $1 ORDER BY created_at, id"#,
         order,
     )
     .fetch_all(connection)

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequestParts, Query, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequestParts, Path, Query, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
@@ -107,6 +107,7 @@ fn router(console: Arc<Console>) -> Router {
         .route("/flow/release", post(actions::release))
         .route("/audit", get(audit::show))
         .route("/runbook", get(runbook))
+        .route("/runbook/{alert}", get(runbook_of))
         .route("/sign-in", get(sign_in_page).post(sign_in))
         .route("/sign-out", post(sign_out))
         .route("/assets/style.css", get(|| async { asset("text/css; charset=utf-8", include_str!("assets/style.css")) }))
@@ -262,16 +263,33 @@ async fn search(_: Reader, Query(asked): Query<Asked>) -> Redirect {
     Redirect::to(&place(asked.q.trim()))
 }
 
-/// deploy/runbook.md, a section for each alert.
+/// deploy/runbook.md, a section for each alert: title and lines.
+fn runbook_sections() -> impl Iterator<Item = (&'static str, &'static str)> {
+    include_str!("../../../deploy/runbook.md").split("\n## ").map(|section| section.split_once('\n').unwrap_or((section, "")))
+}
+
+fn runbook_section(title: &str, body: &str) -> Markup {
+    html! { section id=(title) { h2 { (title) } @for line in body.lines().filter(|line| !line.trim().is_empty()) { p { (marked(line)) } } } }
+}
+
 async fn runbook(reader: Reader) -> Markup {
-    let text = include_str!("../../../deploy/runbook.md");
+    let alerts: Vec<&str> = runbook_sections().skip(1).map(|(title, _)| title).collect();
     let content = html! {
-        @for section in text.split("\n## ") {
-            @let (title, body) = section.split_once('\n').unwrap_or((section, ""));
-            section id=(title.trim_start_matches("# ")) { h2 { (title.trim_start_matches("# ")) } @for line in body.lines().filter(|line| !line.trim().is_empty()) { p { (marked(line)) } } }
+        @for (nth, (title, body)) in runbook_sections().enumerate() {
+            (runbook_section(title.trim_start_matches("# "), body))
+            @if nth == 0 { nav aria-label="Alerts" { p { @for alert in &alerts { a href={ "#" (alert) } { (alert) } " " } } } }
         }
     };
     page(&Frame::of("Runbook", ""), &reader, &content)
+}
+
+/// One section at an address of its own, which a sign-in leads back to.
+async fn runbook_of(State(console): State<Arc<Console>>, reader: Reader, Path(alert): Path<String>) -> Response {
+    let Some((title, body)) = runbook_sections().skip(1).find(|(title, _)| *title == alert) else {
+        return console.answer(reader, Err(Trouble::Nothing(format!("The runbook has no section {alert}: /runbook has them all."))));
+    };
+    let content = html! { (runbook_section(title, body)) p { a href="/runbook" { "The whole runbook" } } };
+    page(&Frame::of("Runbook", ""), &reader, &content).into_response()
 }
 
 /// A line of the runbook: its bold parts and its commands.

@@ -13,6 +13,7 @@ use sqlx::PgPool;
 use super::{Finding, Health, unknown};
 use crate::depths::depths;
 use crate::facts::BrokerAt;
+use crate::words::counted;
 
 /// A queue that nobody has: what is sent to it comes back.
 const NOWHERE: &str = "counterfoil.doctor.nowhere";
@@ -112,9 +113,15 @@ async fn bindings(pool: &PgPool) -> sqlx::Result<Finding> {
     let mut topics: Vec<&str> = unroutable.iter().map(|row| row.topic.as_str()).collect();
     topics.sort_unstable();
     topics.dedup();
-    let fix = "counterfoil-migrate brings missing bindings; the rows go out by themselves within a minute, or at once by counterfoil outbox release";
+    let fix =
+        "counterfoil-migrate brings missing bindings; once it has run, the rows go out by themselves within a minute, or at once by counterfoil outbox release";
     if !topics.is_empty() {
-        return Ok(Finding::bad("bindings", Health::Fail, format!("{} rows are unroutable, of {}", unroutable.len(), topics.join(", ")), fix));
+        return Ok(Finding::bad(
+            "bindings",
+            Health::Fail,
+            format!("{} unroutable, of {}", counted(unroutable.len(), "row is", "rows are"), topics.join(", ")),
+            fix,
+        ));
     }
     let lately = lost_lately(&mut connection, 900).await?;
     if lost == 0 && !lately.is_empty() {

@@ -178,8 +178,9 @@ async fn doctor_names_what_is_wrong_and_the_fix_and_ends_with_0_when_nothing_is(
     until("it is put off", 20, 1, async || stage.count("SELECT count(*) FROM outbox WHERE published_at IS NULL AND deferrals > 0").await).await;
     stage.execute("UPDATE outbox SET next_attempt_at = now() + interval '1 hour' WHERE published_at IS NULL").await; // so that it does not go out by itself meanwhile
     let (code, said) = fleet.counterfoil(&["doctor", "--check", "bindings"]).await;
-    assert!(code == Some(1) && said.contains("1 rows are unroutable, of refund.requested"), "{said}");
+    assert!(code == Some(1) && said.contains("1 row is unroutable, of refund.requested"), "{said}");
     let (code, said) = fleet.counterfoil(&["outbox", "list", "--unroutable", "--json"]).await;
+    assert!(fleet.counterfoil(&["status"]).await.1.contains("1 outbox row does not go out"), "the sentence says so");
     assert_eq!((code, serde_json::from_str::<Value>(&said).unwrap()["rows"].as_array().unwrap().len()), (Some(0), 1));
     let id = text(&stage, "SELECT max(id)::text FROM outbox").await;
     assert_eq!(fleet.counterfoil(&["outbox", "release", &id]).await.0, Some(4), "it needs a reason");

@@ -299,10 +299,38 @@ async fn a_refund_that_we_gave_up_and_its_provider_made_after_all_is_what_its_pr
     counterfoil_settlement::refund_refused(&mut tx, &row, "refused", None).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(rows(&pool, id).await, [("api".into(), 99, "failed".into())]);
+    let listed = async || {
+        let seen = counterfoil_settlement::attention(&mut pool.acquire().await.unwrap(), 10).await.unwrap();
+        seen.into_iter().filter(|entry| entry.kind == "refund").map(|entry| entry.why).collect::<Vec<_>>()
+    };
+    assert_eq!(listed().await, ["failed: refused"]);
     settled(&pool, &[of_ours("pi_1", "re_1", Some(ours), 99)]).await;
+    assert_eq!(listed().await, Vec::<String>::new());
     assert_eq!((rows(&pool, id).await, status(&pool, id).await.as_str()), (vec![("api".into(), 99, "succeeded".into())], "partially_refunded"));
     book(&pool).await;
     assert_eq!(differing(&pool).await, 0);
+}
+
+#[tokio::test]
+async fn a_refund_that_failed_waits_for_a_person_until_another_is_asked_for() {
+    let pool = Stage::with_schema().await.pool();
+    let id = paid(&pool, "pi_1").await;
+    let listed = async || {
+        let seen = counterfoil_settlement::attention(&mut pool.acquire().await.unwrap(), 10).await.unwrap();
+        seen.iter().filter(|entry| entry.kind == "refund").count()
+    };
+    let refuse = async |ours| {
+        let mut tx = pool.begin().await.unwrap();
+        let row = find_refund(&mut tx, ours).await.unwrap().unwrap();
+        counterfoil_settlement::refund_refused(&mut tx, &row, "refused", None).await.unwrap();
+        tx.commit().await.unwrap();
+    };
+    refuse(ask(&pool, &asked(id, 99)).await.unwrap()).await;
+    assert_eq!(listed().await, 1);
+    let again = ask(&pool, &asked(id, 99)).await.unwrap();
+    assert_eq!(listed().await, 0, "the one that was asked for since is under way");
+    refuse(again).await;
+    assert_eq!(listed().await, 2, "that one failed, too");
 }
 
 #[tokio::test]

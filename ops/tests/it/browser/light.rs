@@ -157,6 +157,12 @@ async fn the_trail_folds_copies_names_what_is_missing_and_is_reached_from_every_
     for part in ["payment_intent.succeeded × 3 deliveries, 1 event", "Another payment of 10.99 EUR is extra", "Outstanding: crm", "dead-lettered as d_1"] {
         assert!(text.contains(part), "{part} in {text}");
     }
+    page.client.set_window_size(768, 1024).await.unwrap();
+    let narrow =
+        "return Math.max(...Array.from(document.querySelectorAll('table.timeline a.id, table.timeline span.id')).map(id => id.getBoundingClientRect().height))";
+    assert!(page.js(narrow).await.as_f64() < Some(60.0), "no id is squeezed into a column of a few letters");
+    assert_eq!(page.js("return document.documentElement.scrollWidth <= window.innerWidth").await, true);
+    page.client.set_window_size(1280, 900).await.unwrap();
     let lanes: Vec<String> = serde_json::from_value(page.js("return Array.from(document.querySelectorAll('table.timeline tbody tr')).filter(r => r.textContent.includes('order.paid')).map(r => r.querySelector('.lane').textContent)").await).unwrap();
     for lane in ["outbox", "email", "crm", "ledger", "tickets"] {
         assert!(lanes.contains(&lane.to_owned()), "{lane} in {lanes:?}");

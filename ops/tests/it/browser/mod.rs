@@ -24,7 +24,14 @@ async fn looking_changes_nothing_and_every_state_of_a_list_is_its_address() {
     let page = Page::alone().await;
     page.stage.execute(SEED).await;
     let before = everything(&page).await;
-    // An alert's link in a fresh session: after the sign-in, the same list.
+    // An alert's link in a fresh session: after the sign-in, its section of the runbook, or the same list.
+    page.sign_in(VIEWER, "/runbook/OutboxBehind").await;
+    assert_eq!(page.path().await, "/runbook/OutboxBehind");
+    page.says("begin there").await;
+    page.go("/runbook/Nothing").await;
+    page.says("has no section Nothing").await;
+    page.go("/runbook").await;
+    assert!(page.js("return document.querySelectorAll('main nav a').length").await.as_i64() > Some(20), "an index of its sections");
     let link = "/dead?consumer=crm&kind=http_404&state=open";
     page.sign_in(VIEWER, link).await;
     assert_eq!(page.path().await, link);
