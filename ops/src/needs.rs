@@ -15,9 +15,9 @@ pub(crate) fn needs(facts: &Facts) -> Vec<String> {
     for consumer in &facts.consumers {
         if let Some(dead) = consumer.dead.as_ref().filter(|dead| dead.open > 0) {
             needs.push(format!(
-                "{} of {}: counterfoil dead-letters list --consumer {}",
-                many(dead.open, "dead letter needs a decision", "dead letters need a decision"),
+                "{}: {}: counterfoil dead-letters list --consumer {}",
                 consumer.name,
+                counted(dead.open, "dead letter needs a decision", "dead letters need a decision"),
                 consumer.name
             ));
         }
@@ -46,11 +46,11 @@ pub(crate) fn needs(facts: &Facts) -> Vec<String> {
     if facts.outbox.unroutable > 0 {
         needs.push(format!(
             "{} unroutable: counterfoil outbox list --unroutable, then counterfoil-migrate",
-            many(facts.outbox.unroutable, "outbox row is", "outbox rows are")
+            counted(facts.outbox.unroutable, "outbox row is", "outbox rows are")
         ));
     }
     if facts.outbox.parked > 0 {
-        needs.push(format!("{} parked: counterfoil outbox list --parked", many(facts.outbox.parked, "outbox row is", "outbox rows are")));
+        needs.push(format!("{} parked: counterfoil outbox list --parked", counted(facts.outbox.parked, "outbox row is", "outbox rows are")));
     }
     for waiting in facts.attention.iter().filter(|waiting| !matches!(waiting.kind.as_str(), "waiting" | "disputed")) {
         needs.push(format!("{} × {}: counterfoil attention", waiting.count, waiting.kind));
@@ -82,17 +82,13 @@ pub(crate) fn verdict(facts: &Facts) -> String {
     let oldest = facts.consumers.iter().filter_map(|consumer| consumer.dead.as_ref()).map(|dead| dead.oldest_seconds).fold(0.0, f64::max);
     let moving = match facts.outbox.unroutable + facts.outbox.parked {
         0 => moving,
-        stuck => format!("{moving} {} out.", many(stuck, "outbox row does not go", "outbox rows do not go")),
+        stuck => format!("{moving} {} out.", counted(stuck, "outbox row does not go", "outbox rows do not go")),
     };
     match open {
         0 => moving,
         1 => format!("{moving} 1 dead letter needs a decision, {:.0} min old.", oldest / 60.0),
         _ => format!("{moving} {open} dead letters need a decision, oldest {:.0} min.", oldest / 60.0),
     }
-}
-
-fn many(n: i64, one: &str, more: &str) -> String {
-    counted(usize::try_from(n).unwrap_or(usize::MAX), one, more)
 }
 
 fn and_are(names: &[&str]) -> String {

@@ -11,6 +11,7 @@ use serde_json::json;
 use sqlx::{PgPool, PgTransaction};
 
 use crate::facts::Facts;
+use crate::words::counted;
 
 /// Longest time for telling somebody.
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -98,21 +99,30 @@ fn subjects(facts: &Facts, console_url: &str) -> Vec<Subject> {
     for consumer in &facts.consumers {
         let open = consumer.dead.as_ref().map_or(0, |dead| dead.open);
         let kind = facts.groups.iter().find(|group| group.consumer == consumer.name).map_or_else(String::new, |group| format!(", most of them {}", group.kind));
-        let text = format!("{open} dead letters of {} need a decision{kind}.{}", consumer.name, link(&format!("/dead?consumer={}&state=open", consumer.name)));
+        let text = format!(
+            "{}: {}{kind}.{}",
+            consumer.name,
+            counted(open, "dead letter needs a decision", "dead letters need a decision"),
+            link(&format!("/dead?consumer={}&state=open", consumer.name))
+        );
         say(format!("dead:{}", consumer.name), open, text);
     }
     for waiting in facts.attention.iter().filter(|waiting| matches!(waiting.kind.as_str(), "held" | "extra" | "overpaid" | "unfulfilled" | "refund")) {
         let sums: Vec<String> = waiting.amounts.iter().map(|(currency, minor)| crate::words::money(Some(*minor), Some(currency))).collect();
-        let text = format!("{} × money {} ({}): counterfoil attention.{}", waiting.count, waiting.kind, sums.join(" + "), link("/"));
+        let text = format!("{} × money {} ({}): counterfoil attention.{}", waiting.count, waiting.kind, sums.join(" + "), link("/attention"));
         say(format!("money:{}", waiting.kind), i64::try_from(waiting.count).unwrap_or(i64::MAX), text);
     }
     say(
         "outbox:unroutable".into(),
         facts.outbox.unroutable,
-        format!("{} outbox rows are unroutable: run counterfoil-migrate.{}", facts.outbox.unroutable, link("/flow")),
+        format!("{} unroutable: run counterfoil-migrate.{}", counted(facts.outbox.unroutable, "outbox row is", "outbox rows are"), link("/flow")),
     );
-    say("outbox:parked".into(), facts.outbox.parked, format!("{} outbox rows are parked: the broker refuses them.{}", facts.outbox.parked, link("/flow")));
-    say("lost".into(), facts.lost, format!("{} messages were lost by a queue and are sent again.{}", facts.lost, link("/flow")));
+    say(
+        "outbox:parked".into(),
+        facts.outbox.parked,
+        format!("{} parked: the broker refuses.{}", counted(facts.outbox.parked, "outbox row is", "outbox rows are"), link("/flow")),
+    );
+    say("lost".into(), facts.lost, format!("{} lost by a queue, and sent again.{}", counted(facts.lost, "message was", "messages were"), link("/flow")));
     for (check, count) in &facts.violations {
         say(format!("invariant:{check}"), *count, format!("{count} × {check}, which must never be: counterfoil doctor --check {check}.{}", link("/")));
     }

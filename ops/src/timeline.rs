@@ -201,10 +201,13 @@ impl Trail {
                 format!("A refund of {amount} is {}.", refund.status)
             });
         }
-        let missing: Vec<String> = self.entries().into_iter().filter(|entry| entry.missing).map(|entry| entry.lane).collect();
-        if !missing.is_empty() {
-            let mut lanes = missing;
-            lanes.dedup();
+        let mut lanes: Vec<String> = Vec::new();
+        for entry in self.entries().into_iter().filter(|entry| entry.missing) {
+            if !lanes.contains(&entry.lane) {
+                lanes.push(entry.lane);
+            }
+        }
+        if !lanes.is_empty() {
             said.push(format!("Outstanding: {}.", lanes.join(", ")));
         }
         said.join(" ")

@@ -35,8 +35,9 @@ pub(crate) fn state_words(letter: &DeadLetter) -> String {
 }
 
 /// A number with its noun.
-pub(crate) fn counted(n: usize, one: &str, more: &str) -> String {
-    format!("{n} {}", if n == 1 { one } else { more })
+pub(crate) fn counted(n: impl ToString, one: &str, more: &str) -> String {
+    let n = n.to_string();
+    format!("{n} {}", if n == "1" { one } else { more })
 }
 
 fn nth(n: i32) -> String {

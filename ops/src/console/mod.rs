@@ -1,6 +1,7 @@
 //! `counterfoil console`: the on-call's page. Server-rendered, readable without script, no asset from outside.
 
 mod actions;
+mod attention;
 mod audit;
 mod dead;
 mod fields;
@@ -105,6 +106,7 @@ fn router(console: Arc<Console>) -> Router {
         .route("/flow/pause", post(actions::pause))
         .route("/flow/resume", post(actions::resume))
         .route("/flow/release", post(actions::release))
+        .route("/attention", get(attention::show))
         .route("/audit", get(audit::show))
         .route("/runbook", get(runbook))
         .route("/runbook/{alert}", get(runbook_of))
@@ -277,7 +279,7 @@ async fn runbook(reader: Reader) -> Markup {
     let content = html! {
         @for (nth, (title, body)) in runbook_sections().enumerate() {
             (runbook_section(title.trim_start_matches("# "), body))
-            @if nth == 0 { nav aria-label="Alerts" { p { @for alert in &alerts { a href={ "#" (alert) } { (alert) } " " } } } }
+            @if nth == 0 { nav aria-label="Alerts" { p { @for (nth, alert) in alerts.iter().enumerate() { @if nth > 0 { " · " } a href={ "#" (alert) } { (alert) } } } } }
         }
     };
     page(&Frame::of("Runbook", ""), &reader, &content)

@@ -189,7 +189,7 @@ fn money(facts: &Facts) -> Markup {
             div {
                 h2 { "Held and waiting" }
                 @if facts.attention.is_empty() { p.empty { "No money waits." } }
-                ul.plain { @for waiting in &facts.attention { li { strong { (waiting.count) " × " (waiting.kind) } " " (amounts(&json!(waiting.amounts))) } } }
+                ul.plain { @for waiting in &facts.attention { li { a href="/attention" { strong { (waiting.count) " × " (waiting.kind) } } " " (amounts(&json!(waiting.amounts))) } } }
             }
             div {
                 h2 { "Providers" }

@@ -166,7 +166,7 @@ async fn what_needs_a_person_reaches_one_by_slack_and_by_mail_once_and_says_when
     tokio::time::sleep(std::time::Duration::from_secs(4)).await; // four more looks of two processes
     assert_eq!((slack.seen().len(), smtp.mails().len()), (3, 1), "two refusals and one success; one mail");
     let said = slack.seen()[2].body.clone();
-    for part in ["3 dead letters of ledger need a decision", "https://console.example/dead?consumer=ledger&state=open", "1 outbox rows are parked"] {
+    for part in ["ledger: 3 dead letters need a decision", "https://console.example/dead?consumer=ledger&state=open", "1 outbox row is parked"] {
         assert!(said.contains(part) && smtp.mails()[0].replace("=\n", "").replace("=3D", "=").contains(part), "{part} in {said} and {}", smtp.mails()[0]);
     }
     stage.execute("UPDATE dead_letters SET state = 'discarded', closed_at = now()").await;

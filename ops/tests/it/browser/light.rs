@@ -45,7 +45,7 @@ async fn a_whole_replay_goes_by_keyboard_and_nothing_serious_is_wrong_with_any_p
     let plan = page.path().await;
     for scheme in ["light", "dark"] {
         page.devtools("Emulation.setEmulatedMedia", json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] })).await;
-        for path in ["/", "/dead", "/dead/1", "/flow", "/replays", "/audit", plan.as_str(), "/trail/nobody"] {
+        for path in ["/", "/dead", "/dead/1", "/flow", "/replays", "/attention", "/audit", plan.as_str(), "/trail/nobody"] {
             page.go(path).await;
             if let Some(axe) = &axe {
                 page.js(axe).await;

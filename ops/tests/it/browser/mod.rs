@@ -60,7 +60,7 @@ async fn looking_changes_nothing_and_every_state_of_a_list_is_its_address() {
         page.go(&format!("/dead/{id}")).await;
         page.wait("pre.payload").await;
     }
-    for path in ["/", "/flow", "/replays", "/audit", "/trail/nobody", "/dead?kind=none"] {
+    for path in ["/", "/flow", "/replays", "/attention", "/audit", "/trail/nobody", "/dead?kind=none"] {
         page.go(path).await;
     }
     assert_eq!(everything(&page).await, before, "looking changes nothing");
@@ -97,6 +97,11 @@ async fn hostile_text_is_shown_as_it_is_and_nothing_is_asked_of_any_other_place(
         .execute(&page.stage.pool())
         .await
         .unwrap();
+    sqlx::query("INSERT INTO webhook_events (provider, event_id, event_type, body, secret_position, outcome, last_error) VALUES ('stripe', $1, $1, '', 0, 'failed', $1)")
+        .bind(hostile)
+        .execute(&page.stage.pool())
+        .await
+        .unwrap();
     page.stage.execute("UPDATE dead_letters SET order_id = (SELECT id FROM orders) WHERE id <= 3").await;
     page.sign_in(ADMIN, "/dead").await;
     let order: String = sqlx::query_scalar("SELECT id::text FROM orders").fetch_one(&page.stage.pool()).await.unwrap();
@@ -105,6 +110,7 @@ async fn hostile_text_is_shown_as_it_is_and_nothing_is_asked_of_any_other_place(
         "/dead?sort=oldest",
         "/dead/1",
         "/dead/4",
+        "/attention",
         "/audit",
         &format!("/trail/{order}"),
         "/dead?kind=%3Cscript%3Ewindow.pwned%3D1%3C%2Fscript%3E",
@@ -135,7 +141,7 @@ async fn a_viewer_looks_an_operator_decides_an_admin_reveals_and_everything_is_w
     page.stage.execute("UPDATE dead_letters SET first_failed_at = now() - interval '300 days' WHERE id = 5").await;
     let secrets = ["ann.secret", "Ann Secret", "15112345678"];
     page.sign_in(VIEWER, "/dead/1").await;
-    for path in ["/", "/dead", "/dead/1", "/dead/5", "/flow", "/replays", "/audit"] {
+    for path in ["/", "/dead", "/dead/1", "/dead/5", "/flow", "/replays", "/attention", "/audit"] {
         page.go(path).await;
         let source = page.source().await;
         assert!(secrets.iter().all(|secret| !source.contains(secret)), "{path}");
