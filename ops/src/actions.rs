@@ -123,15 +123,17 @@ pub async fn actions(connection: &mut PgConnection, since_s: i64, object: Option
     .await
 }
 
+/// As long ago as anything can be, in seconds.
+pub(crate) const EVER_S: i64 = i32::MAX as i64;
+
 /// What was done to a dead letter: itself, and the replays that took it. The newest first.
 ///
 /// # Errors
 /// When the database fails.
 pub async fn actions_on_letter(connection: &mut PgConnection, dead_letter: i64) -> sqlx::Result<Vec<Action>> {
-    let ever = i64::from(i32::MAX);
-    let mut done = actions(&mut *connection, ever, Some(&format!("d_{dead_letter}")), None, 50).await?;
+    let mut done = actions(&mut *connection, EVER_S, Some(&format!("d_{dead_letter}")), None, 50).await?;
     for run in of_letter(&mut *connection, dead_letter).await? {
-        done.extend(actions(&mut *connection, ever, Some(&run), None, 10).await?);
+        done.extend(actions(&mut *connection, EVER_S, Some(&run), None, 10).await?);
     }
     done.sort_by_key(|action| std::cmp::Reverse(action.id));
     Ok(done)

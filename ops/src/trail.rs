@@ -14,7 +14,7 @@ use counterfoil_tickets::{Reservation, Ticket, reservations_of, tickets_of};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::actions::{Action, actions, actions_on_letter};
+use crate::actions::{Action, EVER_S, actions, actions_on_letter};
 
 /// What happened to one order.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ pub async fn trail(connection: &mut PgConnection, order: Uuid) -> sqlx::Result<O
         trail.actions.extend(actions_on_letter(&mut *connection, letter.id).await?);
     }
     for event in &trail.published {
-        trail.actions.extend(actions(&mut *connection, 20, Some(&format!("outbox {}", event.id)), None, 20).await?);
+        trail.actions.extend(actions(&mut *connection, EVER_S, Some(&format!("outbox {}", event.id)), None, 20).await?);
     }
     Ok(Some(trail))
 }

@@ -174,7 +174,7 @@ async fn doctor_names_what_is_wrong_and_the_fix_and_ends_with_0_when_nothing_is(
     assert!(said.lines().filter(|line| line.starts_with("ok")).count() >= 18, "{said}");
     // A binding is deleted: the event comes back, and the row says so.
     stage.unbind("counterfoil.refunds", "refund.requested").await;
-    stage.execute("INSERT INTO outbox (event_id, topic, routing_key, payload) VALUES (gen_random_uuid(), 'refund.requested', 'refund.requested', '{}')").await;
+    stage.execute("INSERT INTO outbox (event_id, topic, order_id, routing_key, payload) SELECT gen_random_uuid(), 'refund.requested', id, 'refund.requested', '{}' FROM orders").await;
     until("it is put off", 20, 1, async || stage.count("SELECT count(*) FROM outbox WHERE published_at IS NULL AND deferrals > 0").await).await;
     stage.execute("UPDATE outbox SET next_attempt_at = now() + interval '1 hour' WHERE published_at IS NULL").await; // so that it does not go out by itself meanwhile
     let (code, said) = fleet.counterfoil(&["doctor", "--check", "bindings"]).await;
@@ -186,6 +186,9 @@ async fn doctor_names_what_is_wrong_and_the_fix_and_ends_with_0_when_nothing_is(
     assert_eq!(fleet.counterfoil(&["outbox", "release", &id]).await.0, Some(4), "it needs a reason");
     assert_eq!(fleet.migrate().ended().await, Some(0));
     assert_eq!(fleet.counterfoil(&["outbox", "release", &id, "--reason", "the binding is back"]).await.0, Some(0));
+    let order = text(&stage, "SELECT id::text FROM orders").await;
+    stage.execute("SET session_replication_role = replica; UPDATE actions SET at = at - interval '1 hour'").await;
+    assert!(fleet.counterfoil(&["trail", &order]).await.1.contains("release: released (the binding is back)"), "the trail has what a person did to its row");
     until("it is out", 20, 0, async || stage.count("SELECT count(*) FROM outbox WHERE published_at IS NULL").await).await;
     // A transaction is forgotten, a queue has other arguments, a secret holds a blank.
     let mut forgotten = stage.pool().acquire().await.unwrap();
