@@ -37,6 +37,16 @@ impl Listed {
 /// What matches a filter, `limit` of them after the first `offset`.
 pub(crate) async fn listed(connection: &mut PgConnection, filter: &Filter, order: Order, offset: i64, limit: i64, horizon_s: i64) -> sqlx::Result<Vec<Listed>> {
     let letters = dead::list(connection, filter, order, offset, limit).await?;
+    with_more(connection, letters, horizon_s).await
+}
+
+/// One, by its number.
+pub(crate) async fn find(connection: &mut PgConnection, id: i64, horizon_s: i64) -> sqlx::Result<Option<Listed>> {
+    let letter = dead::find(connection, id).await?;
+    Ok(with_more(connection, letter.into_iter().collect(), horizon_s).await?.pop())
+}
+
+async fn with_more(connection: &mut PgConnection, letters: Vec<DeadLetter>, horizon_s: i64) -> sqlx::Result<Vec<Listed>> {
     let ids: Vec<i64> = letters.iter().map(|letter| letter.id).collect();
     let orders: Vec<Uuid> = letters.iter().filter_map(|letter| letter.order_id).collect();
     let mut judged = dead::judge(connection, &ids, horizon_s).await?;
@@ -47,10 +57,4 @@ pub(crate) async fn listed(connection: &mut PgConnection, filter: &Filter, order
         letter,
     };
     Ok(letters.into_iter().map(beside).collect())
-}
-
-/// One, by its number.
-pub(crate) async fn find(connection: &mut PgConnection, id: i64, horizon_s: i64) -> sqlx::Result<Option<Listed>> {
-    let filter = Filter { id: Some(id.to_string()), ..Filter::default() };
-    Ok(listed(connection, &filter, Order::Newest, 0, 1, horizon_s).await?.pop())
 }

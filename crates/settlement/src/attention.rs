@@ -53,7 +53,8 @@ pub async fn attention(connection: &mut PgConnection, limit: i64) -> sqlx::Resul
             FROM refunds r JOIN orders o ON o.id = r.order_id
             WHERE (r.status IN ('requested', 'pending') AND (r.held_reason IS NOT NULL OR r.created_at < now() - interval '1 hour'))
                OR (r.status = 'failed' AND r.updated_at > now() - interval '30 days' AND NOT EXISTS (SELECT FROM refunds again
-                    WHERE again.order_id = r.order_id AND again.created_at > r.created_at AND again.status <> 'failed'))
+                    WHERE again.provider = r.provider AND again.account = r.account AND again.payment_id = r.payment_id AND again.amount_minor >= r.amount_minor
+                      AND again.created_at > r.created_at AND again.status <> 'failed'))
             UNION ALL
             SELECT 'claimed', provider || ' ' || event_type || ' ' || event_id, NULL, NULL, NULL, 'its payment belongs to another order: see the trail', received_at
             FROM webhook_events WHERE reason = 'claimed_by_other_order' AND received_at > now() - interval '30 days'

@@ -1,4 +1,4 @@
-//! Every process goes by index, though it planned its statements when the tables were empty.
+//! The processes on a payment's way go by index, though they planned their statements when the tables were empty.
 
 use counterfoil_tests::{CrmStub, Fleet, Shop, Simulator, SmtpStub, Stage, stripe_event, until};
 use serde_json::{Value, json};

@@ -327,6 +327,22 @@ async fn a_refund_that_failed_waits_for_a_person_until_another_is_asked_for() {
     };
     refuse(ask(&pool, &asked(id, 99)).await.unwrap()).await;
     assert_eq!(listed().await, 1);
+    ask(&pool, &asked(id, 98)).await.unwrap();
+    assert_eq!(listed().await, 1, "less than what failed does not stand in for it");
+    sqlx::query("INSERT INTO payments (provider, payment_id, order_id, status) VALUES ('stripe', 'pi_other', $1, 'pending')")
+        .bind(id)
+        .execute(&pool)
+        .await
+        .unwrap();
+    sqlx::query(
+        "INSERT INTO refunds (id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, source, provider_key)
+        VALUES (gen_random_uuid(), $1, 'stripe', '', 'pi_other', 're_other', 'provider', 'pending', 500, 'EUR', 'sales', 'k')",
+    )
+    .bind(id)
+    .execute(&pool)
+    .await
+    .unwrap();
+    assert_eq!(listed().await, 1, "nor does a refund of another payment");
     let again = ask(&pool, &asked(id, 99)).await.unwrap();
     assert_eq!(listed().await, 0, "the one that was asked for since is under way");
     refuse(again).await;

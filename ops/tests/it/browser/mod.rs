@@ -125,6 +125,8 @@ async fn hostile_text_is_shown_as_it_is_and_nothing_is_asked_of_any_other_place(
             page.js("return performance.getEntriesByType('resource').map(e => e.name).filter(name => !name.startsWith(location.origin)).length").await;
         assert_eq!(elsewhere, 0, "{path}");
     }
+    page.go("/attention").await;
+    assert!(page.text().await.contains("<script>window.pwned=1</script>"), "what waits is shown literally");
     page.go("/dead/1").await;
     assert!(page.text().await.contains("order <script>window.pwned=1</script>"), "it is shown literally, and so is the name of its order");
     page.fill("form[action$='/reveal'] input[name=reason]", "<script>window.pwned=1</script>").await;
