@@ -7,8 +7,8 @@ use counterfoil_payments::{Currency, Event, Fact, Money, OrderKey, PaymentKey, R
 use counterfoil_providers::Apis;
 use counterfoil_providers::api::{Api, CallError, RefundCall};
 use counterfoil_settlement::{
-    NewRefund, Order, Refund, RefundRefused, Sending, begin_call, find_id, find_refund, hold_payment, hold_refund, payments_of, refund_answered,
-    refund_refused, refunds_of, request_refund,
+    NewRefund, Order, PaymentName, Refund, RefundRefused, Sending, begin_call, doubt_about, find_id, find_refund, hold_payment, hold_refund, payments_of,
+    refund_answered, refund_refused, refunds_of, request_refund,
 };
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
@@ -100,7 +100,7 @@ impl Refunds {
         let known = find_refund(&mut connection, id).await.map_err(|error| database(&error))?;
         drop(connection);
         if known.is_none() {
-            if let Err(why) = self.may_go(event, data).await? {
+            if let Err(why) = self.may_go(event, data, id).await? {
                 tracing::warn!(why, payment_id = payment.payment_id, "money is held: on-call decides");
                 let mut connection = self.pool.acquire().await.map_err(|error| database(&error))?;
                 hold_payment(&mut connection, &payment, &why).await.map_err(|error| database(&error))?;
@@ -109,7 +109,7 @@ impl Refunds {
             let new = NewRefund {
                 id,
                 order_id: event.order_id.0,
-                payment_id: Some(payment.payment_id.clone()),
+                payment: Some(PaymentName::from(&payment)),
                 amount_minor: None,
                 origin,
                 reason: Some(data.reason.clone()),
@@ -132,7 +132,7 @@ impl Refunds {
         let new = NewRefund {
             id: derived_refund(&format!("{}:{}:{provider_key}", payment.provider, payment.account)),
             order_id: event.order_id.0,
-            payment_id: Some(payment.payment_id.clone()),
+            payment: Some(PaymentName::from(payment)),
             amount_minor: data.amount_minor,
             origin: "sold_out",
             reason: Some("no place was left when the payment came".into()),
@@ -143,7 +143,7 @@ impl Refunds {
         let known = find_refund(&mut connection, new.id).await.map_err(|error| database(&error))?;
         drop(connection);
         if known.is_none()
-            && let Err(why) = self.nothing_else_went_back(event.order_id.0, payment).await?
+            && let Err(why) = self.nothing_else_went_back(event.order_id.0, payment, new.id).await?
         {
             tracing::warn!(why, payment_id = payment.payment_id, "money for tickets that are not there is held: on-call decides");
             let mut connection = self.pool.acquire().await.map_err(|error| database(&error))?;
@@ -155,7 +155,12 @@ impl Refunds {
 
     /// Reads from the provider that a payment is captured, and that no more of it went back than we know of. Where nobody may ask, the
     /// refund is held for the same reason, and asked for again every hour.
-    async fn nothing_else_went_back(&self, order: Uuid, payment: &PaymentKey) -> Result<MayGo, Failure> {
+    async fn nothing_else_went_back(&self, order: Uuid, payment: &PaymentKey, refund: Uuid) -> Result<MayGo, Failure> {
+        let mut connection = self.pool.acquire().await.map_err(|error| database(&error))?;
+        if let Some(why) = doubt_about(&mut connection, order, refund).await.map_err(|error| database(&error))? {
+            return Ok(Err(why));
+        }
+        drop(connection);
         let Some(api) = self.apis.of(payment.provider) else { return Ok(Ok(())) };
         let state = match api.payment(payment).await {
             Ok(state) => state,
@@ -165,8 +170,8 @@ impl Refunds {
         };
         let mut connection = self.pool.acquire().await.map_err(|error| database(&error))?;
         let refunds = refunds_of(&mut connection, order).await.map_err(|error| database(&error))?;
-        let known: i64 =
-            refunds.iter().filter(|refund| refund.payment_id == payment.payment_id && refund.status != "failed").map(|refund| refund.amount_minor).sum();
+        let ours = refunds.iter().filter(|refund| refund.payment().is_ok_and(|key| key == *payment) && refund.status != "failed");
+        let known: i64 = ours.filter(|refund| !refund.foreign_currency).map(|refund| refund.amount_minor).sum();
         Ok(match (state.captured(), state.refunded_minor > known) {
             (false, _) => Err(format!("{} says that {} is not captured", payment.provider, payment.payment_id)),
             (true, true) => Err(format!("{} says that more of {} went back than we know of", payment.provider, payment.payment_id)),
@@ -186,16 +191,21 @@ impl Refunds {
                 return Ok(Effect::NotNeeded("nothing of it is left to go back"));
             }
             Err(RefundRefused::Disputed) => return Ok(Effect::NotNeeded("held: the payment is disputed")),
+            Err(RefundRefused::Ambiguous) => return Ok(Effect::NotNeeded("held: another payment has the same id")),
         }
         self.send(new.id).await
     }
 
-    /// Reads from the provider what is to go back, and, for a second payment, the first one, too: both captured, distinct,
-    /// naming this order, nothing of them refunded yet.
-    async fn may_go(&self, event: &Event, data: &PaymentEventData) -> Result<MayGo, Failure> {
+    /// Whether nothing here speaks against it, no dispute, refund or claim of any payment of the order; then reads from the
+    /// provider what is to go back, and, for a second payment, the first one, too: both captured, distinct, naming this order,
+    /// nothing of them refunded yet.
+    async fn may_go(&self, event: &Event, data: &PaymentEventData, refund: Uuid) -> Result<MayGo, Failure> {
         let mut connection = self.pool.acquire().await.map_err(|error| database(&error))?;
         let order = find_id(&mut connection, event.order_id.0).await.map_err(|error| database(&error))?;
         let Some(order) = order else { return Ok(Err("its order is not here".into())) };
+        if let Some(why) = doubt_about(&mut connection, order.id, refund).await.map_err(|error| database(&error))? {
+            return Ok(Err(why));
+        }
         let payment = data.payment.key();
         let mut to_read = vec![payment.clone()];
         if matches!(data.reason.as_str(), "already_paid" | "extra_captured_more") {
@@ -208,7 +218,7 @@ impl Refunds {
                 return Ok(Err("it is the payment that paid the order".into()));
             }
             let mut going = refunds_of(&mut connection, order.id).await.map_err(|error| database(&error))?;
-            going.retain(|refund| refund.payment_id == first.payment_id && refund.provider == first.provider.name() && refund.status != "failed");
+            going.retain(|refund| refund.payment().is_ok_and(|key| key == first) && refund.status != "failed");
             if going.iter().any(|refund| refund.origin != "sold_out") {
                 return Ok(Err("the payment that paid the order is going back itself".into()));
             }
@@ -266,7 +276,7 @@ impl Refunds {
         let (refund, since_first_call_s) = match sending {
             Sending::Send { refund, since_first_call_s } => (refund, since_first_call_s),
             Sending::Decided(refund) => return Ok(Effect::Made(refund.provider_refund_id)),
-            Sending::Held(_) => return Ok(Effect::NotNeeded("held: the payment is disputed")),
+            Sending::Held(_) => return Ok(Effect::NotNeeded("held: counterfoil attention says why")),
             Sending::NothingLeft(refund) => return self.refuse(&refund, "others sent the money back, or the bank took it: nothing is left").await,
         };
         let currency: Currency = refund.currency.parse().map_err(|error| Failure::permanent(format!("{error}")))?;

@@ -191,7 +191,8 @@ async fn make(tx: &mut PgTransaction<'_>, asked: &[Asked]) -> sqlx::Result<Vec<A
     let orders: Vec<NewOrder> = open.iter().zip(&places).map(|(nth, draws)| with_lines(&asked[*nth], draws)).collect();
     let made = if orders.is_empty() { Vec::new() } else { insert_orders(tx, &orders.iter().collect::<Vec<_>>()).await? };
     let reservations = hold_places(tx, asked, &open, &places, &made).await?;
-    let views = if made.is_empty() { Vec::new() } else { settle_early(tx, made).await? };
+    let sessions = orders.iter().any(|order| order.session.is_some());
+    let views = if made.is_empty() { Vec::new() } else { settle_early(tx, made, sessions).await? };
     let mut stored = Vec::with_capacity(views.len());
     for view in &views {
         stored.push(Stored { status: StatusCode::CREATED.as_u16(), body: body(tx, view, &reservations).await? });

@@ -98,7 +98,7 @@ fn lane_hash(delivery: &Delivery) -> u64 {
         Fact::Payment { payment, .. } | Fact::Refund { payment, .. } | Fact::RefundsReported { payment, .. } | Fact::Dispute { payment, .. } => {
             payment.hash(&mut hasher);
         }
-        Fact::Ignored { .. } | Fact::Unreadable { .. } => delivery.event_id.hash(&mut hasher),
+        Fact::Unsupported { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => delivery.event_id.hash(&mut hasher),
     }
     hasher.finish()
 }

@@ -8,7 +8,8 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{Request, StatusCode};
 use axum::response::Response;
-use counterfoil_settlement::{NewRefund, RefundRefused, find, request_refund};
+use counterfoil_payments::Provider;
+use counterfoil_settlement::{NewRefund, PaymentName, RefundRefused, find, request_refund};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -23,7 +24,7 @@ const REASON_CHARS_MAX: usize = 500;
 struct Asked {
     amount_minor: i64,
     reason: Option<String>,
-    payment_id: Option<String>,
+    payment: Option<PaymentName>,
 }
 
 pub(crate) async fn create(State(ingest): State<Arc<Ingest>>, path: Result<Path<String>, PathRejection>, request: Request<Body>) -> Result<Response, Problem> {
@@ -37,13 +38,14 @@ pub(crate) async fn create(State(ingest): State<Arc<Ingest>>, path: Result<Path<
     let mut connection = ingest.api_pool.acquire().await.map_err(|error| database_trouble(&error))?;
     let order = find(&mut connection, &order_key).await.map_err(|error| database_trouble(&error))?.ok_or_else(|| refusal(&RefundRefused::NoOrder))?;
     drop(connection);
-    let meaning = json!([order.id, asked.amount_minor, asked.reason, asked.payment_id]);
+    let named = asked.payment.as_ref().map(|payment| json!([payment.provider, payment.account, payment.payment_id]));
+    let meaning = json!([order.id, asked.amount_minor, asked.reason, named]);
     let call = Keyed { scope, key: Some(key), meaning };
     let id = Uuid::now_v7();
     let new = NewRefund {
         id,
         order_id: order.id,
-        payment_id: asked.payment_id,
+        payment: asked.payment,
         amount_minor: Some(asked.amount_minor),
         origin: "api",
         reason: asked.reason,
@@ -73,9 +75,17 @@ fn read(body: &Value) -> Result<Asked, Problem> {
             None
         }
     };
-    let (reason, payment_id) = (text("reason"), text("payment_id"));
+    let (reason, payment_id, provider, account) = (text("reason"), text("payment_id"), text("provider"), body.get("account").and_then(Value::as_str));
+    let provider = provider.map(|name| name.parse::<Provider>()).transpose().unwrap_or_else(|unknown| {
+        problems.push(json!({ "field": "provider", "problem": unknown.to_string() }));
+        None
+    });
+    if payment_id.is_none() && (provider.is_some() || account.is_some()) {
+        problems.push(json!({ "field": "payment_id", "problem": "must be there when provider or account is" }));
+    }
+    let payment = payment_id.map(|payment_id| PaymentName { payment_id, provider, account: account.map(str::to_owned) });
     match amount_minor {
-        Some(amount_minor) if problems.is_empty() => Ok(Asked { amount_minor, reason, payment_id }),
+        Some(amount_minor) if problems.is_empty() => Ok(Asked { amount_minor, reason, payment }),
         _ => Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "the refund cannot be read: see errors").with("errors", Value::Array(problems))),
     }
 }
@@ -83,7 +93,7 @@ fn read(body: &Value) -> Result<Asked, Problem> {
 fn refusal(refused: &RefundRefused) -> Problem {
     let status = match refused {
         RefundRefused::NoOrder => StatusCode::NOT_FOUND,
-        RefundRefused::NoPayment | RefundRefused::Disputed | RefundRefused::NoApi(_) => StatusCode::CONFLICT,
+        RefundRefused::NoPayment | RefundRefused::Ambiguous | RefundRefused::Disputed | RefundRefused::NoApi(_) => StatusCode::CONFLICT,
         RefundRefused::TooMuch { .. } | RefundRefused::KeyUsed => StatusCode::UNPROCESSABLE_ENTITY,
         RefundRefused::Database(error) => return database_trouble(error),
     };

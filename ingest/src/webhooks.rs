@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use counterfoil_chassis::TraceParent;
-use counterfoil_payments::Provider;
+use counterfoil_payments::{Fact, Provider};
 use counterfoil_providers::{Adapter, Rejected};
 use counterfoil_settlement::{Delivery, LATE_AFTER_SECONDS, Settled};
 use http_body_util::BodyExt;
@@ -81,7 +81,8 @@ async fn take(ingest: &Ingest, provider: Provider, request: Request<Body>) -> Re
     let context = caller.enter(&span);
     span.record("trace_id", context.trace_id());
     delivery.traceparent = Some(context.to_string());
-    async { settle(ingest, delivery).await.map(|settled| answer(&event, settled)) }.instrument(span).await
+    let unsupported = if let Fact::Unsupported { reason, .. } = &delivery.fact { Some(reason.clone()) } else { None };
+    async { settle(ingest, delivery).await.map(|settled| answer(&event, settled, unsupported.as_deref())) }.instrument(span).await
 }
 
 /// Reads a body once, up to the limit; what is beyond it is thrown away unbuffered.
@@ -141,6 +142,7 @@ fn authentic(ingest: &Ingest, adapter: &dyn Adapter, headers: &HeaderMap, body: 
         secret_position: i32::try_from(position).unwrap_or(i32::MAX),
         made_at: reading.made_at,
         late,
+        ids: reading.ids,
         fact: reading.fact,
         traceparent: None,
     })
@@ -162,7 +164,7 @@ pub(crate) async fn settle(ingest: &Ingest, delivery: Delivery) -> Result<Settle
     }
 }
 
-fn answer(event: &str, settled: Settled) -> Response {
+fn answer(event: &str, settled: Settled, unsupported: Option<&str>) -> Response {
     let stored = settled.outcome.name();
     tracing::info!(outcome = stored, duplicate = settled.duplicate, order_id = settled.paid.map(tracing::field::display), "delivery settled");
     let outcome = if settled.duplicate { "duplicate" } else { stored };
@@ -171,5 +173,10 @@ fn answer(event: &str, settled: Settled) -> Response {
         metrics::counter!("counterfoil_ingest_differing_bodies_total").increment(1);
         tracing::warn!("a copy differs from the body in force; the first stays in force");
     }
-    json_bytes(StatusCode::OK, json!({ "outcome": outcome, "event": event, "stored": stored }).to_string().into_bytes())
+    let mut body = json!({ "outcome": outcome, "event": event, "stored": stored });
+    if let Some(reason) = unsupported {
+        tracing::warn!(reason, "captured money is not settled: see counterfoil attention");
+        body["reason"] = json!(reason);
+    }
+    json_bytes(StatusCode::OK, body.to_string().into_bytes())
 }

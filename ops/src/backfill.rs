@@ -120,6 +120,7 @@ fn read(adapter: &dyn Adapter, asked: &Asked, line: &[u8], window: &RangeInclusi
         secret_position: -1,
         made_at: reading.made_at,
         late: false,
+        ids: reading.ids,
         fact: reading.fact,
         traceparent: None,
     })
@@ -197,6 +198,7 @@ fn say(delivery: &Delivery, done: Backfilled, report: &mut Report) -> anyhow::Re
         (Fact::Dispute { payment, dispute_id, money, .. }, _) => {
             print(format_args!("dispute {dispute_id} of {payment}, {money}: {name}, {}\n", outcome.name()))?
         }
+        (Fact::Unsupported { payment, reason, .. }, _) => print(format_args!("not settled, {payment}: {reason}: {name}\n"))?,
         (Fact::Ignored { reason }, _) => print(format_args!("ignored, {reason}: {name}\n"))?,
         (Fact::Payment { .. } | Fact::RefundsReported { .. } | Fact::Unreadable { .. }, _) => {}
     }

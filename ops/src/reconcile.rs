@@ -130,7 +130,7 @@ async fn settle_read(pool: &PgPool, plan: &ReadPlan, key: &PaymentKey, fact: Fac
         Fact::Payment { news, .. } => format!("{what} is {}", news.payment_status().name()),
         Fact::Refund { refund_id, status, .. } => format!("{what} refund {refund_id} {}", status.name()),
         Fact::Ignored { reason } | Fact::Unreadable { reason } => return Ok(Finding { what: what.to_owned(), outcome: reason.clone(), changed: false }),
-        Fact::RefundsReported { .. } | Fact::Dispute { .. } => what.to_owned(),
+        Fact::Unsupported { .. } | Fact::RefundsReported { .. } | Fact::Dispute { .. } => what.to_owned(),
     };
     let delivery = Delivery::of_read(key.provider, &key.account, fact).about(plan.order_id);
     let mut tx = pool.begin().await?;

@@ -107,7 +107,8 @@ impl Trail {
         }
         for refund in &self.refunds {
             events.insert(event::refund_requested(refund.id), "refund.requested".into());
-            events.insert(event::refund_failed(refund.id), "refund.failed".into());
+            events.insert(event::refund_failed(refund.id, None), "refund.failed".into());
+            events.insert(event::refund_failed(refund.id, refund.provider_refund_id.as_deref()), "refund.failed".into());
             if let (Ok(provider), Some(theirs)) = (refund.provider.parse::<Provider>(), &refund.provider_refund_id) {
                 events.extend(RefundStatus::ALL.iter().map(|status| (event::order_refunded(provider, theirs, *status), "order.refunded".to_owned())));
             }

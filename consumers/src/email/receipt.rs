@@ -64,7 +64,7 @@ mod tests {
     use super::*;
     use counterfoil_payments::event::Body;
     use counterfoil_payments::event::{Customer, PaymentData};
-    use counterfoil_payments::{Disposition, OrderId, Provider};
+    use counterfoil_payments::{OrderId, Provider};
 
     fn order(name: &str, reference: &str, amount_minor: i64, currency: &str) -> OrderData {
         let currency = currency.parse().unwrap();
@@ -83,11 +83,9 @@ mod tests {
                 payment_id: "pi_1".into(),
                 amount_minor,
                 currency,
-                settled_minor: None,
-                before: Disposition::None,
-                booked_minor: None,
-                booked_settled_minor: None,
+                settled_minor: amount_minor,
             },
+            books: None,
         }
     }
 

@@ -1,20 +1,24 @@
 //! The books: double entry, append-only. Debits are positive, credits negative; each entry sums to zero per currency.
 //!
-//! What is posted for an event is the difference of two positions: where its payment, refund or dispute stood before, and where
-//! it stands after. Both are said by the event's own data, so that nothing depends on the order in which events arrive.
+//! What is posted for an event is the difference of two positions of one payment, both of which the event's own data name
+//! ([`Books`](counterfoil_payments::Books)): where the payment's money stood before, and where it stands after. So the books
+//! of a payment depend on its last position alone, not on the order in which events are read.
 //!
-//! | what | stands | position |
-//! |---|---|---|
-//! | payment | captured | `assets:receivable:<provider>` against `income:sales` for what pays the order, `liabilities:unallocated` for the rest |
-//! | refund | pending | `income:refunds` (or `liabilities:unallocated`, if the money never paid its order) against `liabilities:refunds_pending` |
-//! | refund | succeeded | the same against `assets:receivable:<provider>` |
-//! | refund | requested, failed | none |
-//! | dispute | opened | `assets:disputed:<provider>` against `assets:receivable:<provider>` |
-//! | dispute | lost | `expenses:chargebacks` against `assets:receivable:<provider>` |
-//! | dispute | inquiry, closed, won | none |
+//! With `unallocated = captured − settled − tip`, what belongs to nobody yet:
 //!
-//! So for each order and currency: captured − refunded − charged back = what stands in `assets:receivable`. A provider's fees
-//! are not in its events and not in these books.
+//! | account | stands at |
+//! |---|---|
+//! | `assets:receivable:<provider>` | captured − refunded − disputed − charged back |
+//! | `income:sales` | settled |
+//! | `income:tips` | tip |
+//! | `liabilities:unallocated` | unallocated, less what went back, is going back or was charged back: they take from it first |
+//! | `income:refunds` | the rest of what went back or is going back |
+//! | `liabilities:refunds_pending` | what is going back |
+//! | `assets:disputed:<provider>` | disputed |
+//! | `expenses:chargebacks` | the rest of what was charged back |
+//!
+//! A refund or dispute in another currency than its payment's is not booked: it waits for a person. A provider's fees are not
+//! in its events and not in these books.
 
 #![warn(clippy::float_arithmetic)] // money is integers
 
@@ -23,8 +27,8 @@ pub mod export;
 
 use std::collections::BTreeMap;
 
-use counterfoil_payments::event::{Body, PaymentData, RefundData, RefundSource};
-use counterfoil_payments::{Currency, Disposition, DisputeStatus, Event, PaymentKey, RefundStatus};
+use counterfoil_payments::event::Body;
+use counterfoil_payments::{Books, Currency, Event, PaymentKey, Position};
 use sqlx::{PgConnection, PgTransaction};
 use uuid::Uuid;
 
@@ -34,7 +38,10 @@ pub const UNALLOCATED: &str = "liabilities:unallocated";
 /// The account of what was sold.
 pub const SALES: &str = "income:sales";
 
-/// The account of what of it went back.
+/// The account of tips.
+pub const TIPS: &str = "income:tips";
+
+/// The account of what of the sales went back.
 pub const REFUNDS: &str = "income:refunds";
 
 /// The account of refunds that the provider has taken on.
@@ -58,68 +65,42 @@ pub struct Entry {
     pub currency: Currency,
 }
 
-type Position = Vec<(String, i64)>;
-
-fn payment_position(payment: &PaymentKey, captured: i64, settled: i64) -> Position {
-    vec![(receivable(payment), captured), (SALES.into(), -settled), (UNALLOCATED.into(), settled.saturating_sub(captured))]
-}
-
-fn refund_position(payment: &PaymentKey, refund: &RefundData, status: RefundStatus) -> Position {
-    let source = match refund.source {
-        RefundSource::Sales => REFUNDS,
-        RefundSource::Unallocated => UNALLOCATED,
-    };
-    let from = match status {
-        RefundStatus::Requested | RefundStatus::Failed => return Vec::new(),
-        RefundStatus::Pending => REFUNDS_PENDING.to_owned(),
-        RefundStatus::Succeeded => receivable(payment),
-    };
-    vec![(source.into(), refund.amount_minor), (from, -refund.amount_minor)]
-}
-
-fn dispute_position(payment: &PaymentKey, amount_minor: i64, status: Option<DisputeStatus>) -> Position {
-    let into = match status {
-        None | Some(DisputeStatus::Inquiry | DisputeStatus::Closed | DisputeStatus::Won) => return Vec::new(),
-        Some(DisputeStatus::Opened) => format!("assets:disputed:{}", payment.provider),
-        Some(DisputeStatus::Lost) => CHARGEBACKS.to_owned(),
-    };
-    vec![(into, amount_minor), (receivable(payment), -amount_minor)]
-}
-
-/// Before and after of a payment. Events of the first release say less: all of a payment was booked at once.
-fn payment_change(data: &PaymentData, pays: bool) -> (Position, Position) {
-    let key = data.key();
-    let (all_booked, all_settled) = match data.before {
-        Disposition::None => (0, 0),
-        Disposition::Settled => (data.amount_minor, data.amount_minor),
-        Disposition::Extra | Disposition::Held => (data.amount_minor, 0),
-    };
-    let before = payment_position(&key, data.booked_minor.unwrap_or(all_booked), data.booked_settled_minor.unwrap_or(all_settled));
-    let settled = data.settled_minor.unwrap_or(if pays { data.amount_minor } else { all_settled });
-    (before, payment_position(&key, data.amount_minor, settled))
+/// What each account stands at for one payment, debits positive. They sum to zero, whatever the position.
+fn balances(payment: &PaymentKey, at: &Position) -> [(String, i64); 8] {
+    let unallocated = (at.captured_minor - at.settled_minor - at.tip_minor).max(0);
+    let back = at.refunded_minor + at.refund_pending_minor;
+    let back_unallocated = back.min(unallocated);
+    let charged_unallocated = at.charged_back_minor.min(unallocated - back_unallocated);
+    // What was settled beyond what was captured is owed by nobody: it is seen as negative sales, never made up.
+    let settled = at.captured_minor - at.tip_minor - unallocated;
+    [
+        (receivable(payment), at.captured_minor - at.refunded_minor - at.disputed_minor - at.charged_back_minor),
+        (SALES.into(), -settled),
+        (TIPS.into(), -at.tip_minor),
+        (UNALLOCATED.into(), back_unallocated + charged_unallocated - unallocated),
+        (REFUNDS.into(), back - back_unallocated),
+        (REFUNDS_PENDING.into(), -at.refund_pending_minor),
+        (format!("assets:disputed:{}", payment.provider), at.disputed_minor),
+        (CHARGEBACKS.into(), at.charged_back_minor - charged_unallocated),
+    ]
 }
 
 /// The entry of an event, or `None` when nothing moves by it.
 #[must_use]
 pub fn entry(event: &Event) -> Option<Entry> {
-    let (payment, currency, (before, after)) = match &event.body {
-        Body::OrderPaid(order) => (order.payment.key(), order.payment.currency, payment_change(&order.payment, true)),
-        Body::PaymentExtra(aside) | Body::PaymentHeld(aside) => (aside.payment.key(), aside.payment.currency, payment_change(&aside.payment, false)),
-        Body::OrderRefunded(data) | Body::RefundFailed(data) => {
-            let position = |status| refund_position(&data.payment, &data.refund, status);
-            (data.payment.clone(), data.refund.currency, (position(data.refund.before), position(data.refund.status)))
-        }
-        Body::OrderDisputed(data) => {
-            let dispute = &data.dispute;
-            let before = dispute_position(&data.payment, dispute.before_minor, dispute.before);
-            (data.payment.clone(), dispute.currency, (before, dispute_position(&data.payment, dispute.amount_minor, Some(dispute.status))))
-        }
+    let (payment, books) = match &event.body {
+        Body::OrderPaid(order) => (order.payment.key(), order.books?),
+        Body::PaymentExtra(data) | Body::PaymentHeld(data) => (data.payment.key(), data.books?),
+        Body::OrderRefunded(data) | Body::RefundFailed(data) => (data.payment.clone(), data.books?),
+        Body::OrderDisputed(data) => (data.payment.clone(), data.books?),
         Body::OrderContactKnown(_) | Body::RefundRequested(_) | Body::TicketsIssued(_) | Body::TicketsVoided(_) | Body::TicketsUnavailable(_) => return None,
     };
+    let Books { currency, before, after } = books;
     let mut lines: BTreeMap<String, i64> = BTreeMap::new();
-    for (account, amount) in after.into_iter().chain(before.into_iter().map(|(account, amount)| (account, -amount))) {
-        let line = lines.entry(account).or_default();
-        *line = line.saturating_add(amount);
+    for (sign, position) in [(1, after), (-1, before)] {
+        for (account, minor) in balances(&payment, &position) {
+            *lines.entry(account).or_default() += sign * minor;
+        }
     }
     let mut lines: Vec<(String, i64)> = lines.into_iter().filter(|(_, amount)| *amount != 0).collect();
     lines.sort_by_key(|(_, amount)| std::cmp::Reverse(*amount));

@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::books::Books;
 use crate::ids::{OrderId, PaymentKey, Provider};
 use crate::money::{Currency, Money};
-use crate::state::{Disposition, DisputeStatus, RefundStatus};
+use crate::state::{DisputeStatus, RefundStatus};
 
 /// One thing that was bought.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,18 +51,8 @@ pub struct PaymentData {
     pub amount_minor: i64,
     /// The currency captured.
     pub currency: Currency,
-    /// What of it pays the order. Absent in events of the first release: all of it in `order.paid`, else nothing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub settled_minor: Option<i64>,
-    /// What had become of this money before this event: tells the books what is posted already.
-    pub before: Disposition,
-    /// How much had been captured before, where the payment was captured in parts. Absent: nothing when `before` is
-    /// `none`, else all of it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub booked_minor: Option<i64>,
-    /// How much of that paid the order. Absent: nothing, unless `before` is `settled`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub booked_settled_minor: Option<i64>,
+    /// What of it pays the order.
+    pub settled_minor: i64,
 }
 
 /// `data` of `order.paid` and `order.contact_known`.
@@ -85,6 +76,9 @@ pub struct OrderData {
     pub paid_at: String,
     /// What paid it.
     pub payment: PaymentData,
+    /// How the money moves. Absent in `order.contact_known`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub books: Option<Books>,
 }
 
 /// `data` of `payment.extra` and `payment.held`.
@@ -99,6 +93,9 @@ pub struct PaymentEventData {
     pub reason: String,
     /// The payment.
     pub payment: PaymentData,
+    /// How the money moves. Absent where a second order claims it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub books: Option<Books>,
     /// The order's status after this event. Absent in events of earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order_status: Option<String>,
@@ -117,30 +114,18 @@ pub struct RefundData {
     pub id: Uuid,
     /// The provider's id, once it is known.
     pub provider_refund_id: Option<String>,
-    /// Who asked for it: `api`, `provider`, or a policy: `extra`, `late`, `mismatch`.
+    /// Who asked for it: `api`, `provider`, or a policy: `extra`, `late`, `mismatch`, `sold_out`.
     pub origin: String,
     /// Where it stands after this event.
     pub status: RefundStatus,
-    /// Where it stood before: tells the books what is posted already.
+    /// Where it stood before.
     pub before: RefundStatus,
     /// Minor units that go back.
     pub amount_minor: i64,
     /// Their currency.
     pub currency: Currency,
-    /// What the money was: `sales`, or `unallocated` when it never paid its order.
-    pub source: RefundSource,
     /// Why, in the words of whoever asked.
     pub reason: Option<String>,
-}
-
-/// What refunded money was before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RefundSource {
-    /// It had paid an order.
-    Sales,
-    /// It belonged to no order.
-    Unallocated,
 }
 
 /// `data` of `refund.requested`, `order.refunded` and `refund.failed`.
@@ -156,6 +141,9 @@ pub struct RefundEventData {
     pub refund: RefundData,
     /// Whose money.
     pub payment: PaymentKey,
+    /// How the money moves. Absent in `refund.requested`, and where the refund is in another currency than its payment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub books: Option<Books>,
     /// The shop's reference. Absent in events of earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<String>,
@@ -175,8 +163,6 @@ pub struct DisputeData {
     pub before: Option<DisputeStatus>,
     /// Minor units disputed.
     pub amount_minor: i64,
-    /// Minor units that were disputed before; 0 for the first.
-    pub before_minor: i64,
     /// Their currency.
     pub currency: Currency,
     /// The provider's word for why.
@@ -194,6 +180,9 @@ pub struct DisputeEventData {
     pub dispute: DisputeData,
     /// Whose money.
     pub payment: PaymentKey,
+    /// How the money moves. Absent where the dispute is in another currency than its payment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub books: Option<Books>,
 }
 
 impl OrderData {

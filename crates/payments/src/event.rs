@@ -6,7 +6,7 @@ use uuid::Uuid;
 use crate::ids::{OrderId, PaymentKey, Provider};
 use crate::state::{DisputeStatus, RefundStatus};
 
-pub use crate::data::{Customer, DisputeData, DisputeEventData, Line, OrderData, PaymentData, PaymentEventData, RefundData, RefundEventData, RefundSource};
+pub use crate::data::{Customer, DisputeData, DisputeEventData, Line, OrderData, PaymentData, PaymentEventData, RefundData, RefundEventData};
 pub use crate::tickets::{TicketRange, TicketsData, UnavailableData, UnavailableLine};
 
 /// The namespace of all event ids: UUIDv5 of `counterfoil.events` in the DNS namespace of RFC 9562.
@@ -124,10 +124,14 @@ pub fn refund_requested(refund: Uuid) -> Uuid {
     event_id(&format!("refund.requested:{refund}"))
 }
 
-/// `refund.failed:<our refund id>`.
+/// `refund.failed:<our refund id>` of one that its provider never took on, and `refund.failed:<our refund id>:<their id>` of
+/// one that came home again: one refund may do both, one after the other.
 #[must_use]
-pub fn refund_failed(refund: Uuid) -> Uuid {
-    event_id(&format!("refund.failed:{refund}"))
+pub fn refund_failed(refund: Uuid, provider_refund_id: Option<&str>) -> Uuid {
+    match provider_refund_id {
+        None => event_id(&format!("refund.failed:{refund}")),
+        Some(theirs) => event_id(&format!("refund.failed:{refund}:{theirs}")),
+    }
 }
 
 /// `tickets.issued:<order>`.
@@ -298,7 +302,8 @@ mod tests {
             order_refunded(Provider::Stripe, "re_1", RefundStatus::Succeeded),
             order_disputed(Provider::Stripe, "dp_1", DisputeStatus::Lost),
             refund_requested(order.0),
-            refund_failed(order.0),
+            refund_failed(order.0, None),
+            refund_failed(order.0, Some("re_1")),
             derived_refund("stripe::re_1"),
             tickets_issued(order),
             tickets_issued_again(order, "contact"),
@@ -308,7 +313,7 @@ mod tests {
         assert_eq!(ids.map(|id| id.to_string()), PINNED);
     }
 
-    const PINNED: [&str; 13] = [
+    const PINNED: [&str; 14] = [
         "15a360fe-3f8d-5cdc-a0a8-48b73ba32b62",
         "d621a972-8603-5c3c-8f7f-90c21c9c55dc",
         "ab05dc77-0bd9-5602-83d0-3244f7342312",
@@ -317,6 +322,7 @@ mod tests {
         "160bf0eb-f28e-59c0-99b8-a807eac51e74",
         "d6de6c90-3778-5b23-97b8-d2fa0ce3c44a",
         "156d3a96-00bb-5f7d-8aa3-3a357eb76dbf",
+        "4d92d301-7f0c-544d-b44d-99833e3c2434",
         "651691a5-2f50-564d-aa65-8ca4a04645bc",
         "32b5a9eb-5de7-521e-b801-9ba0087460db",
         "95bd796c-3bdb-5c5d-85d6-e056dd73a2e3",

@@ -56,6 +56,21 @@ pub struct Contact {
     pub phone: Option<String>,
 }
 
+/// What only some providers tell of a payment. Amounts in minor units of the payment's currency.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PaymentDetails {
+    /// The provider's checkout object that it came of (a session, an order, a link), where the event names one: it leads to
+    /// the order whose shop told us of that object.
+    pub checkout: Option<String>,
+    /// What of the captured money is a tip: it pays no part of the order.
+    pub tip_minor: i64,
+    /// What had been authorised and was not captured: it never moved, though some providers tell of it as a refund.
+    pub released_minor: i64,
+    /// The amount is the price of a checkout, not what the payment itself says was captured.
+    pub by_price: bool,
+}
+
 /// One provider event, translated.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -68,8 +83,11 @@ pub enum Fact {
         payment: PaymentKey,
         /// Which order, where the event names one.
         order: Option<OrderKey>,
-        /// How much; always there when captured.
+        /// How much, tip included; always there when captured.
         money: Option<Money>,
+        /// What else is told of it.
+        #[serde(default)]
+        details: PaymentDetails,
         /// Who paid.
         contact: Contact,
         /// Something on-call should see: two references that differ, say.
@@ -87,6 +105,20 @@ pub enum Fact {
         money: Money,
         /// The id that we gave it, where the provider carries our mark back.
         ours: Option<Uuid>,
+        /// Whether its provider may tell of the rest of an authorisation so, which was released and never captured.
+        #[serde(default)]
+        may_be_release: bool,
+    },
+    /// Captured money that this release does not settle: a person must know of it.
+    Unsupported {
+        /// Which payment, as its provider names it.
+        payment: PaymentKey,
+        /// How much.
+        money: Option<Money>,
+        /// The order that it names.
+        order: Option<OrderKey>,
+        /// Why it is not settled.
+        reason: String,
     },
     /// A cumulative figure that names no single refund (Stripe's `charge.refunded`): it only prompts a look-up.
     RefundsReported {
@@ -125,10 +157,39 @@ impl Fact {
     #[must_use]
     pub fn payment(&self) -> Option<&PaymentKey> {
         match self {
-            Self::Payment { payment, .. } | Self::Refund { payment, .. } | Self::RefundsReported { payment, .. } | Self::Dispute { payment, .. } => {
-                Some(payment)
-            }
+            Self::Payment { payment, .. }
+            | Self::Unsupported { payment, .. }
+            | Self::Refund { payment, .. }
+            | Self::RefundsReported { payment, .. }
+            | Self::Dispute { payment, .. } => Some(payment),
             Self::Ignored { .. } | Self::Unreadable { .. } => None,
         }
+    }
+
+    /// Captured money that it reports.
+    #[must_use]
+    pub fn captured(&self) -> Option<Money> {
+        match self {
+            Self::Payment { news: News::Captured, money, .. } | Self::Unsupported { money, .. } => *money,
+            Self::Payment { .. }
+            | Self::Refund { .. }
+            | Self::RefundsReported { .. }
+            | Self::Dispute { .. }
+            | Self::Ignored { .. }
+            | Self::Unreadable { .. } => None,
+        }
+    }
+
+    /// A fingerprint of what it says about money, states and names: copies of one event that agree in it differ in spelling
+    /// alone. Who paid is not part of it.
+    #[must_use]
+    pub fn meaning(&self) -> Uuid {
+        let mut bare = self.clone();
+        match &mut bare {
+            Self::Payment { contact, remark, .. } => (*contact, *remark) = (Contact::default(), None),
+            Self::Unreadable { reason } => reason.clear(), // it names a place in the text
+            Self::Unsupported { .. } | Self::Refund { .. } | Self::RefundsReported { .. } | Self::Dispute { .. } | Self::Ignored { .. } => {}
+        }
+        Uuid::new_v5(&Uuid::NAMESPACE_OID, &serde_json::to_vec(&bare).unwrap_or_default())
     }
 }

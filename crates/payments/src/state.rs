@@ -107,6 +107,8 @@ named! {
         Closed = "closed",
         /// The money was taken from us until it is decided.
         Opened = "opened",
+        /// It ended without a decision, and the money is with us.
+        Withdrawn = "withdrawn",
         /// The money is gone.
         Lost = "lost",
         /// The money came back.
@@ -168,16 +170,17 @@ impl RefundStatus {
 }
 
 impl DisputeStatus {
-    /// A closed inquiry may still become a chargeback, and a lost one be won on appeal; a won one that comes again has another
-    /// id. `dispute_rank` in SQL.
+    /// A closed inquiry may still become a chargeback, one that was withdrawn be decided after all, and a lost one be won on
+    /// appeal; a won one that comes again has another id. `dispute_rank` in SQL.
     #[must_use]
     pub fn rank(self) -> i16 {
         match self {
             Self::Inquiry => 1,
             Self::Closed => 2,
             Self::Opened => 3,
-            Self::Lost => 4,
-            Self::Won => 5,
+            Self::Withdrawn => 4,
+            Self::Lost => 5,
+            Self::Won => 6,
         }
     }
 
@@ -186,7 +189,7 @@ impl DisputeStatus {
     pub fn charged_back(self) -> bool {
         match self {
             Self::Opened | Self::Lost => true,
-            Self::Inquiry | Self::Closed | Self::Won => false,
+            Self::Inquiry | Self::Closed | Self::Withdrawn | Self::Won => false,
         }
     }
 }

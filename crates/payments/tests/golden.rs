@@ -37,7 +37,7 @@ fn the_golden_ids_are_derived_from_their_facts() {
         "order.refunded:stripe:re_1:succeeded".into(),
         "order.disputed:stripe:dp_1:lost".into(),
         format!("refund.requested:{}", event_id("refund:stripe::re_1")),
-        format!("refund.failed:{}", event_id("refund:stripe::re_1")),
+        format!("refund.failed:{}:re_1", event_id("refund:stripe::re_1")),
         format!("tickets.issued:{order}"),
         format!("tickets.voided:{order}:4"),
         format!("tickets.unavailable:{order}"),

@@ -1,7 +1,8 @@
 //! Reads the few fields we need out of somebody's JSON, never a whole value.
 //!
-//! A missing, null or oddly typed field is absent; the same key twice makes its object unreadable. Half a surrogate
-//! pair or a byte that is not UTF-8 costs one character, not the event; NUL becomes U+FFFD, since PostgreSQL takes none.
+//! A missing, null or oddly typed field is absent; a field of ours twice makes its object unreadable. Half a surrogate
+//! pair, in a key or a value, or a byte that is not UTF-8 costs one character, not the event; NUL becomes U+FFFD, since
+//! PostgreSQL takes none.
 
 use std::borrow::Cow;
 
@@ -25,9 +26,39 @@ impl From<serde_json::Error> for Unreadable {
     }
 }
 
-/// The body as text: a byte order mark skipped, bytes that are not UTF-8 replaced.
+/// The body as text: a byte order mark skipped, bytes that are not UTF-8 replaced, and escapes of half a surrogate pair, too:
+/// serde_json refuses an object for one in any of its keys, those that nobody reads among them.
 pub(crate) fn body_text(body: &[u8]) -> Cow<'_, str> {
-    String::from_utf8_lossy(body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body))
+    let text = String::from_utf8_lossy(body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body));
+    match without_half_surrogates(text.as_bytes()) {
+        Some(mended) => Cow::Owned(String::from_utf8_lossy(&mended).into_owned()),
+        None => text,
+    }
+}
+
+/// The code unit that a `\u` escape at the start of `bytes` names.
+fn escaped_unit(bytes: &[u8]) -> Option<u16> {
+    let digits = bytes.strip_prefix(b"\\u")?.get(..4)?;
+    u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+}
+
+/// JSON text with `\ufffd` for each escape of a surrogate without its other half (RFC 8259, 8.2); `None` when there is none.
+fn without_half_surrogates(text: &[u8]) -> Option<Vec<u8>> {
+    const ESCAPE: usize = 6; // bytes of \uXXXX
+    let (mut mended, mut at): (Option<Vec<u8>>, usize) = (None, 0);
+    while let Some(found) = text.get(at..).and_then(|rest| rest.iter().position(|byte| *byte == b'\\')) {
+        at += found;
+        match escaped_unit(&text[at..]) {
+            Some(0xD800..=0xDBFF) if matches!(escaped_unit(&text[at + ESCAPE..]), Some(0xDC00..=0xDFFF)) => at += 2 * ESCAPE,
+            Some(0xD800..=0xDFFF) => {
+                mended.get_or_insert_with(|| text.to_vec())[at..at + ESCAPE].copy_from_slice(b"\\ufffd");
+                at += ESCAPE;
+            }
+            Some(_) => at += ESCAPE,
+            None => at += 2, // an escape of one character, the backslash's own among them
+        }
+    }
+    mended
 }
 
 /// An object; absent when it is missing or anything but an object.
@@ -52,6 +83,23 @@ pub(crate) fn id(raw: Raw<'_>) -> Option<String> {
         id: Raw<'a>,
     }
     text(raw).or_else(|| object::<Expanded<'_>>(raw).ok().flatten().and_then(|object| text(object.id)))
+}
+
+/// A name that a shop gives: a text, or an integer, its digits as they are written.
+pub(crate) fn name(raw: Raw<'_>) -> Option<String> {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text(raw).or_else(|| raw.map(RawValue::get).filter(|text| digits(text.strip_prefix('-').unwrap_or(text))).map(str::to_owned))
+}
+
+/// The ids among these that are ids, each once: what somebody may have in hand who looks for the event.
+pub(crate) fn ids(found: impl IntoIterator<Item = Option<String>>) -> Vec<String> {
+    let mut ids: Vec<String> = Vec::new();
+    for id in found.into_iter().flatten() {
+        if id.len() <= crate::ID_BYTES_MAX && !id.chars().any(char::is_control) && !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+    ids
 }
 
 /// An exact integer; `1000.0`, `1e3` and `"1000"` are none.
@@ -120,6 +168,30 @@ mod tests {
         assert_eq!(text(Some(&raw(r#""gr\u00e5d \ud83d\ude00""#))).unwrap(), "gråd 😀");
         assert_eq!(text(Some(&raw("\"\""))), None);
         assert_eq!(text(Some(&raw("[1]"))), None);
+    }
+
+    #[test]
+    fn half_a_surrogate_pair_costs_one_character_wherever_it_stands() {
+        for (json, wanted) in [
+            (r#"{"k\ud800":"x"}"#, r#"{"k\ufffd":"x"}"#),
+            (r#""\ud83d\ude00 \uDC00 \ud800""#, r#""\ud83d\ude00 \ufffd \ufffd""#),
+            (r#""\ud800\ud83d\ude00""#, r#""\ufffd\ud83d\ude00""#),
+            (r#""\\ud800 \\\ud800""#, r#""\\ud800 \\\ufffd""#),
+            (r#""\ud8""#, r#""\ud8""#),
+            ("\"\\", "\"\\"),
+        ] {
+            assert_eq!(body_text(json.as_bytes()), wanted);
+        }
+    }
+
+    #[test]
+    fn names_are_texts_or_integers_with_exact_digits() {
+        assert_eq!(name(Some(&raw("1042074810"))).unwrap(), "1042074810");
+        assert_eq!(name(Some(&raw("12345678901234567890123"))).unwrap(), "12345678901234567890123");
+        assert_eq!(name(Some(&raw("\"A-1\""))).unwrap(), "A-1");
+        for json in ["1.0", "1e3", "null", "true", "[1]", "\"\"", "-"] {
+            assert_eq!(serde_json::from_str::<Box<RawValue>>(json).ok().and_then(|raw| name(Some(&raw))), None, "{json}");
+        }
     }
 
     #[test]

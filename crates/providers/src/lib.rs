@@ -50,6 +50,8 @@ pub struct Reading {
     pub event_type: String,
     /// When the provider made it, by its own word, in Unix seconds.
     pub made_at: Option<i64>,
+    /// The other ids that the body names: of a charge, a session, a refund, a dispute, an order.
+    pub ids: Vec<String>,
     /// What it says.
     pub fact: Fact,
 }

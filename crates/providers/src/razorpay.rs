@@ -1,6 +1,6 @@
 //! Razorpay: `X-Razorpay-Signature` (razorpay.com/docs/webhooks/validate-test), nothing signed but the body.
 
-use counterfoil_payments::{Contact, Currency, DisputeStatus, Fact, Money, News, PaymentKey, Provider, RefundStatus};
+use counterfoil_payments::{Contact, Currency, DisputeStatus, Fact, Money, News, PaymentDetails, PaymentKey, Provider, RefundStatus};
 use http::HeaderMap;
 use ring::hmac;
 use serde::Deserialize;
@@ -59,12 +59,14 @@ impl Adapter for Razorpay {
         };
         let created = json::integer(envelope.created_at).map_or_else(String::new, |seconds| seconds.to_string());
         let event_id = entities.subject(&event_type).map(|id| format!("{event_type}:{id}:{created}")).filter(|id| id.len() <= ID_BYTES_MAX);
+        let ids = entities.ids();
         Reading {
             account: String::new(), // payment ids are unique across Razorpay
             event_id: event_id.unwrap_or_else(|| json::digest_id(body)),
             // Outside the signature: for search, never for deduplication.
             provider_event_id: signature::header(headers, "x-razorpay-event-id").ok().flatten().map(|id| id.chars().take(ID_BYTES_MAX).collect()),
             made_at: json::seconds(envelope.created_at),
+            ids,
             fact: fact(&event_type, &entities).unwrap_or_else(|error| Fact::Unreadable { reason: error.0 }),
             event_type,
         }
@@ -116,6 +118,9 @@ pub(crate) struct Entity<'a> {
     currency: Raw<'a>,
     #[serde(borrow)]
     pub(crate) status: Raw<'a>,
+    /// Whether the money was taken: a payment that was given back without it has the status `refunded`, too.
+    #[serde(borrow)]
+    captured: Raw<'a>,
     #[serde(borrow)]
     pub(crate) amount_refunded: Raw<'a>,
     /// Razorpay's own order, of which the payment is one attempt.
@@ -149,7 +154,12 @@ struct Notes<'a> {
 
 impl Entity<'_> {
     pub(crate) fn noted_order(&self) -> Result<Option<String>, Unreadable> {
-        Ok(json::object::<Notes<'_>>(self.notes)?.and_then(|notes| json::text(notes.order_id)))
+        Ok(json::object::<Notes<'_>>(self.notes)?.and_then(|notes| json::name(notes.order_id)))
+    }
+
+    /// Whether the money was never taken, as far as it says.
+    fn uncaptured(&self) -> bool {
+        json::boolean(self.captured) == Some(false)
     }
 }
 
@@ -181,7 +191,23 @@ impl<'a> Entities<'a> {
         })
     }
 
-    /// The id of what the event is about: the entity that its type names.
+    /// Every id that it names.
+    fn ids(&self) -> Vec<String> {
+        let all = [self.payment, self.order, self.payment_link, self.invoice, self.refund, self.dispute];
+        json::ids(all.into_iter().flatten().flat_map(|entity| {
+            [
+                json::text(entity.id),
+                json::text(entity.payment_id),
+                json::text(entity.order_id),
+                json::name(entity.receipt),
+                json::name(entity.reference_id),
+                entity.noted_order().ok().flatten(),
+            ]
+        }))
+    }
+
+    /// The id of what the event is about: the entity that its type names. A link or an invoice that is paid in parts says so
+    /// once for each payment, within one second, too: then the payment's id stands behind it.
     fn subject(&self, event_type: &str) -> Option<String> {
         let entity = match event_type {
             dispute if dispute.starts_with("payment.dispute.") => self.dispute,
@@ -191,18 +217,24 @@ impl<'a> Entities<'a> {
             refund if refund.starts_with("refund.") => self.refund,
             _ => self.payment,
         };
-        json::text(entity?.id)
+        let id = json::text(entity?.id)?;
+        let part = event_type.ends_with(".partially_paid").then(|| self.payment.and_then(|payment| json::text(payment.id))).flatten();
+        Some(part.map_or_else(|| id.clone(), |payment| format!("{id}:{payment}")))
     }
 }
 
 fn fact(event_type: &str, entities: &Entities<'_>) -> Result<Fact, Unreadable> {
     let news = match event_type {
         // A part payment is a whole payment of its own, of less than the order's amount.
-        "payment.captured" | "order.paid" | "payment_link.paid" | "payment_link.partially_paid" | "invoice.paid" => News::Captured,
+        "payment.captured" | "order.paid" | "payment_link.paid" | "payment_link.partially_paid" | "invoice.paid" | "invoice.partially_paid" => {
+            taken(entities.payment.as_ref())
+        }
         "payment.authorized" => News::Authorised,
         "payment.failed" => News::Failed,
         "payment_link.expired" | "invoice.expired" => News::Expired,
         "payment_link.cancelled" => News::Cancelled,
+        // What goes back of a payment that was never captured is its authorisation: the attempt ends, no money moves.
+        refund if refund.starts_with("refund.") && entities.payment.is_some_and(|payment| payment.uncaptured()) => News::Cancelled,
         refund if refund.starts_with("refund.") => {
             return refund_fact(event_type, &entities.refund.ok_or_else(|| Unreadable(format!("{event_type} without its refund")))?);
         }
@@ -214,7 +246,7 @@ fn fact(event_type: &str, entities: &Entities<'_>) -> Result<Fact, Unreadable> {
     let missing = |what: &str| Unreadable(format!("{event_type} without {what}"));
     // An attempt that ended before any payment was made is named by its link or invoice.
     let attempt = match news {
-        News::Expired | News::Cancelled => entities.payment_link.or(entities.invoice),
+        News::Expired | News::Cancelled => entities.payment_link.or(entities.invoice).or(entities.payment),
         News::Captured | News::Authorised | News::Pending | News::Failed | News::FailedFinal => entities.payment,
     };
     let attempt = attempt.ok_or_else(|| missing("its payment"))?;
@@ -227,20 +259,31 @@ fn fact(event_type: &str, entities: &Entities<'_>) -> Result<Fact, Unreadable> {
     for entity in [entities.payment, entities.order, entities.payment_link, entities.invoice].into_iter().flatten() {
         names.push(entity.noted_order()?);
     }
-    names.push(entities.order.and_then(|order| json::text(order.receipt)));
-    names.push(entities.payment_link.and_then(|link| json::text(link.reference_id)));
-    names.push(entities.invoice.and_then(|invoice| json::text(invoice.receipt)));
+    names.push(entities.order.and_then(|order| json::name(order.receipt)));
+    names.push(entities.payment_link.and_then(|link| json::name(link.reference_id)));
+    names.push(entities.invoice.and_then(|invoice| json::name(invoice.receipt)));
     let (order, remark) = order_named(&names);
     // Razorpay's placeholder where a checkout asks for no address.
     let email = json::text(attempt.email).filter(|email| email != "void@razorpay.com");
     let contact = Contact { email, name: None, phone: json::text(attempt.contact) };
-    Ok(Fact::Payment { news, payment: key(id), order, money, contact, remark })
+    let checkout = entities.payment.and_then(|payment| json::text(payment.order_id)).or_else(|| entities.order.and_then(|order| json::text(order.id)));
+    let checkout = checkout.or_else(|| entities.payment_link.and_then(|link| json::text(link.id)));
+    Ok(Fact::Payment { news, payment: key(id), order, money, details: PaymentDetails { checkout, ..PaymentDetails::default() }, contact, remark })
+}
+
+/// What a type that says that a payment was made says of its money: captured, unless the payment itself says otherwise.
+fn taken(payment: Option<&Entity<'_>>) -> News {
+    match payment {
+        Some(payment) if payment.uncaptured() && json::text(payment.status).as_deref() == Some("refunded") => News::Cancelled,
+        Some(payment) if payment.uncaptured() => News::Authorised,
+        Some(_) | None => News::Captured,
+    }
 }
 
 /// What a payment says that was read from the API, and the receipt of Razorpay's order, where it was read, too.
 pub(crate) fn payment_fact(payment: Entity<'_>, order: Option<Entity<'_>>) -> Result<Fact, Unreadable> {
     let event_type = match json::text(payment.status).as_deref() {
-        Some("captured" | "refunded") => "payment.captured",
+        Some("captured" | "refunded") => "payment.captured", // unless it says that it was not
         Some("authorized") => "payment.authorized",
         Some("failed") => "payment.failed",
         _ => return Ok(Fact::Ignored { reason: "a payment that has only been made".into() }),
@@ -259,7 +302,7 @@ pub(crate) fn refund_fact(what: &str, refund: &Entity<'_>) -> Result<Fact, Unrea
         _ => RefundStatus::Pending,
     };
     let ours = json::object::<Notes<'_>>(refund.notes)?.and_then(|notes| json::text(notes.counterfoil_refund)).and_then(|mark| mark.parse().ok());
-    Ok(Fact::Refund { payment, refund_id, status, money: money(refund)?.ok_or_else(|| missing("an amount and a currency"))?, ours })
+    Ok(Fact::Refund { payment, refund_id, status, money: money(refund)?.ok_or_else(|| missing("an amount and a currency"))?, ours, may_be_release: false })
 }
 
 fn dispute_fact(event_type: &str, entities: &Entities<'_>) -> Result<Fact, Unreadable> {

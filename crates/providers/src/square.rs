@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use counterfoil_payments::{Contact, DisputeStatus, Fact, Money, News, PaymentKey, Provider, RefundStatus};
+use counterfoil_payments::{Contact, DisputeStatus, Fact, Money, News, PaymentDetails, PaymentKey, Provider, RefundStatus};
 use http::HeaderMap;
 use ring::hmac;
 use serde::Deserialize;
@@ -55,9 +55,10 @@ impl Adapter for Square {
         let Some(event_id) = json::text(envelope.event_id).filter(|id| id.len() <= ID_BYTES_MAX) else {
             return unreadable(body, &event_type, Unreadable("it has no event_id".into()));
         };
+        let ids = ids_of(envelope.data);
         let fact = fact(&event_type, envelope.data).unwrap_or_else(|error| Fact::Unreadable { reason: error.0 });
         let made_at = json::text(envelope.created_at).and_then(|text| json::instant(&text));
-        Reading { account: String::new(), event_id, provider_event_id: None, event_type, made_at, fact } // payment ids are unique across Square
+        Reading { account: String::new(), event_id, provider_event_id: None, event_type, made_at, ids, fact } // payment ids are unique across Square
     }
 }
 
@@ -112,8 +113,13 @@ pub(crate) struct Payment<'a> {
     pub(crate) status: Raw<'a>,
     #[serde(borrow)]
     reference_id: Raw<'a>,
+    /// Square's own order, which a payment link makes.
+    #[serde(borrow)]
+    order_id: Raw<'a>,
     #[serde(borrow)]
     amount_money: Raw<'a>,
+    #[serde(borrow)]
+    total_money: Raw<'a>,
     #[serde(borrow)]
     buyer_email_address: Raw<'a>,
 }
@@ -124,6 +130,16 @@ struct Amount<'a> {
     amount: Raw<'a>,
     #[serde(borrow)]
     currency: Raw<'a>,
+}
+
+fn ids_of(data: Raw<'_>) -> Vec<String> {
+    let Ok(Some(Ok(Some(object)))) = json::object::<Data<'_>>(data).map(|data| data.map(|data| json::object::<Object<'_>>(data.object))) else {
+        return Vec::new();
+    };
+    let parts = [object.payment, object.refund, object.dispute].into_iter().filter_map(|raw| json::object::<Payment<'_>>(raw).ok().flatten());
+    json::ids(parts.flat_map(|part| {
+        [json::text(part.id), json::text(part.dispute_id), json::text(part.payment_id), json::text(part.order_id), json::name(part.reference_id)]
+    }))
 }
 
 fn fact(event_type: &str, data: Raw<'_>) -> Result<Fact, Unreadable> {
@@ -156,13 +172,15 @@ pub(crate) fn payment_fact(what: &str, payment: &Payment<'_>) -> Result<Fact, Un
         }
     };
     let id = json::text(payment.id).filter(|id| id.len() <= ID_BYTES_MAX).ok_or_else(|| missing("an id of its payment"))?;
-    let money = money(payment.amount_money)?;
-    if news == News::Captured && money.is_none() {
+    let price = money(payment.amount_money)?;
+    if news == News::Captured && price.is_none() {
         return Err(missing("amount_money"));
     }
-    let (order, remark) = order_named(&[json::text(payment.reference_id)]);
+    let (money, tip_minor) = with_tip(price, money(payment.total_money)?);
+    let (order, remark) = order_named(&[json::name(payment.reference_id)]);
     let contact = Contact { email: json::text(payment.buyer_email_address), ..Contact::default() };
-    Ok(Fact::Payment { news, payment: key(id), order, money, contact, remark })
+    let details = PaymentDetails { checkout: json::text(payment.order_id), tip_minor, ..PaymentDetails::default() };
+    Ok(Fact::Payment { news, payment: key(id), order, money, details, contact, remark })
 }
 
 /// How our mark on a refund ends its `reason`, which Square gives back: its refunds have no metadata.
@@ -180,7 +198,7 @@ pub(crate) fn refund_fact(what: &str, refund: &Payment<'_>) -> Result<Fact, Unre
         _ => return Err(missing("a status that is documented")),
     };
     let ours = json::text(refund.reason).and_then(|reason| reason.rsplit_once(MARK).and_then(|(_, mark)| mark.parse().ok()));
-    Ok(Fact::Refund { payment, refund_id, status, money: money(refund.amount_money)?.ok_or_else(|| missing("amount_money"))?, ours })
+    Ok(Fact::Refund { payment, refund_id, status, money: money(refund.amount_money)?.ok_or_else(|| missing("amount_money"))?, ours, may_be_release: false })
 }
 
 fn dispute_fact(what: &str, dispute: &Payment<'_>) -> Result<Fact, Unreadable> {
@@ -201,11 +219,21 @@ fn dispute_fact(what: &str, dispute: &Payment<'_>) -> Result<Fact, Unreadable> {
     Ok(Fact::Dispute { payment, dispute_id, status, money, reason: json::text(dispute.reason) })
 }
 
+/// `amount_money` pays the order; what `total_money` has beyond it is a tip. Both are captured, and both can go back.
+fn with_tip(price: Option<Money>, total: Option<Money>) -> (Option<Money>, i64) {
+    match (price, total) {
+        (Some(price), Some(total)) if total.currency == price.currency && total.amount_minor > price.amount_minor => {
+            (Some(total), total.amount_minor - price.amount_minor)
+        }
+        (price, _) => (price, 0),
+    }
+}
+
 fn key(payment_id: String) -> PaymentKey {
     PaymentKey { provider: Provider::Square, account: String::new(), payment_id }
 }
 
-/// `amount_money`: `total_money` would include the tip.
+/// An amount, where it is there whole.
 pub(crate) fn money(raw: Raw<'_>) -> Result<Option<Money>, Unreadable> {
     let Some(amount) = json::object::<Amount<'_>>(raw)? else {
         return Ok(None);

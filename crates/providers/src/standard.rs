@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use counterfoil_payments::{Contact, DisputeStatus, Fact, News, PaymentKey, Provider, RefundStatus};
+use counterfoil_payments::{Contact, DisputeStatus, Fact, News, PaymentDetails, PaymentKey, Provider, RefundStatus};
 use http::HeaderMap;
 use ring::{hmac, signature as ed25519};
 use serde::Deserialize;
@@ -98,9 +98,10 @@ impl Adapter for Standard {
             }
         };
         let event_type = json::text(envelope.event_type).unwrap_or_else(|| "unknown".into());
+        let ids = ids_of(envelope.data);
         let fact = fact(envelope.data, mode).unwrap_or_else(|error| Fact::Unreadable { reason: error.0 });
         let made_at = json::text(envelope.timestamp).and_then(|text| json::instant(&text));
-        Reading { account: String::new(), event_id, provider_event_id: None, event_type, made_at, fact }
+        Reading { account: String::new(), event_id, provider_event_id: None, event_type, made_at, ids, fact }
     }
 }
 
@@ -146,6 +147,11 @@ struct Customer<'a> {
     phone: Raw<'a>,
 }
 
+fn ids_of(data: Raw<'_>) -> Vec<String> {
+    let Ok(Some(data)) = json::object::<Data<'_>>(data) else { return Vec::new() };
+    json::ids([json::name(data.order), json::text(data.refund_id), json::text(data.dispute_id)])
+}
+
 fn fact(data: Raw<'_>, mode: Mode) -> Result<Fact, Unreadable> {
     let missing = |what: &str| Unreadable(format!("data without {what}"));
     let Some(data) = json::object::<Data<'_>>(data)? else {
@@ -163,8 +169,16 @@ fn fact(data: Raw<'_>, mode: Mode) -> Result<Fact, Unreadable> {
     let some_payment = || payment.clone().ok_or_else(|| missing("payment_id"));
     let some_money = || money.ok_or_else(|| missing("amount_minor and currency"));
     let own_id = |raw, what| json::text(raw).filter(|id| id.len() <= ID_BYTES_MAX).ok_or_else(|| missing(what));
-    let refund =
-        |status| Ok(Fact::Refund { payment: some_payment()?, refund_id: own_id(data.refund_id, "refund_id")?, status, money: some_money()?, ours: None });
+    let refund = |status| {
+        Ok(Fact::Refund {
+            payment: some_payment()?,
+            refund_id: own_id(data.refund_id, "refund_id")?,
+            status,
+            money: some_money()?,
+            ours: None,
+            may_be_release: false,
+        })
+    };
     let dispute =
         |status| Ok(Fact::Dispute { payment: some_payment()?, dispute_id: own_id(data.dispute_id, "dispute_id")?, status, money: some_money()?, reason: None });
     let news = match json::text(data.status).as_deref() {
@@ -189,11 +203,11 @@ fn fact(data: Raw<'_>, mode: Mode) -> Result<Fact, Unreadable> {
     if news == News::Captured {
         some_money()?;
     }
-    let (order, remark) = order_named(&[json::text(data.order)]);
+    let (order, remark) = order_named(&[json::name(data.order)]);
     let contact = json::object::<Customer<'_>>(data.customer)?.map(|customer| Contact {
         email: json::text(customer.email),
         name: json::text(customer.name),
         phone: json::text(customer.phone),
     });
-    Ok(Fact::Payment { news, payment, order, money, contact: contact.unwrap_or_default(), remark })
+    Ok(Fact::Payment { news, payment, order, money, details: PaymentDetails::default(), contact: contact.unwrap_or_default(), remark })
 }

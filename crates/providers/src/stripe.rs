@@ -1,6 +1,6 @@
 //! Stripe: `Stripe-Signature` (docs.stripe.com/webhooks/signature), snapshot events of any API version.
 
-use counterfoil_payments::{Contact, Currency, DisputeStatus, Fact, Money, News, OrderKey, PaymentKey, Provider, RefundStatus};
+use counterfoil_payments::{Contact, Currency, DisputeStatus, Fact, Money, News, OrderKey, PaymentDetails, PaymentKey, Provider, RefundStatus};
 use http::HeaderMap;
 use ring::hmac;
 use serde::Deserialize;
@@ -72,9 +72,11 @@ impl Adapter for Stripe {
         } else if let Some(ignored) = other_mode(json::boolean(envelope.livemode), mode) {
             ignored
         } else {
-            fact(&event_type, &account, envelope.data).unwrap_or_else(|error| Fact::Unreadable { reason: error.0 })
+            let told = Told { event_type: &event_type, account: &account, releases: Releases::of(json::text(envelope.api_version).as_deref()) };
+            fact(&told, envelope.data).unwrap_or_else(|error| Fact::Unreadable { reason: error.0 })
         };
-        Reading { account, event_id, provider_event_id: None, event_type, made_at: json::seconds(envelope.created), fact }
+        let ids = ids_of(envelope.data);
+        Reading { account, event_id, provider_event_id: None, event_type, made_at: json::seconds(envelope.created), ids, fact }
     }
 }
 
@@ -97,6 +99,7 @@ pub(crate) fn unreadable(body: &[u8], event_type: &str, error: Unreadable) -> Re
         provider_event_id: None,
         event_type: event_type.to_owned(),
         made_at: None,
+        ids: Vec::new(),
         fact: Fact::Unreadable { reason: error.0 },
     }
 }
@@ -123,6 +126,8 @@ struct Envelope<'a> {
     context: Raw<'a>,
     #[serde(borrow)]
     livemode: Raw<'a>,
+    #[serde(borrow)]
+    api_version: Raw<'a>,
     #[serde(borrow)]
     created: Raw<'a>,
     #[serde(borrow)]
@@ -167,6 +172,8 @@ pub(crate) struct Object<'a> {
     #[serde(borrow)]
     charge: Raw<'a>,
     #[serde(borrow)]
+    invoice: Raw<'a>,
+    #[serde(borrow)]
     pub(crate) payment_status: Raw<'a>,
     #[serde(borrow)]
     mode: Raw<'a>,
@@ -201,22 +208,54 @@ struct Details<'a> {
     phone: Raw<'a>,
 }
 
+/// Whether the uncaptured rest of an authorisation is told of as a refund: until API version 2025-03-31 it was, in a charge's
+/// `amount_refunded`, in refund objects and in their events (docs.stripe.com/changelog/basil/2025-03-31).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Releases {
+    AreRefunds,
+    AreNot,
+}
+
+impl Releases {
+    /// By the API version that the event states; without one it is told the old way.
+    fn of(api_version: Option<&str>) -> Self {
+        match api_version.and_then(|version| version.get(..10)) {
+            Some(date) if date >= "2025-03-31" => Self::AreNot,
+            Some(_) | None => Self::AreRefunds,
+        }
+    }
+}
+
+/// In whose words an object is told.
+#[derive(Clone, Copy)]
+pub(crate) struct Told<'a> {
+    pub(crate) event_type: &'a str,
+    pub(crate) account: &'a str,
+    pub(crate) releases: Releases,
+}
+
 /// What a type means. `None` for a type that says nothing to us.
 enum Meaning {
     News(News),
+    /// Money was taken in a way that this release does not settle, and why.
+    Unsupported(&'static str),
     Refund,
     RefundsReported,
     Dispute,
 }
 
+const SUBSCRIPTION: &str = "a subscription's checkout is not supported: its payment belongs to an invoice, which names no order";
+
 fn meaning(event_type: &str, object: &Object<'_>) -> Option<Meaning> {
     let news = match event_type {
         "checkout.session.completed" => match json::text(object.payment_status).as_deref() {
             _ if json::text(object.mode).as_deref() == Some("setup") => return None,
+            Some("paid" | "no_payment_required") if without_payment(object) => return Some(Meaning::Unsupported(SUBSCRIPTION)),
             Some("paid" | "no_payment_required") => News::Captured,
             Some("unpaid") => News::Pending,
             _ => return None,
         },
+        "checkout.session.async_payment_succeeded" if without_payment(object) => return Some(Meaning::Unsupported(SUBSCRIPTION)),
         "checkout.session.async_payment_succeeded" | "payment_intent.succeeded" | "charge.captured" => News::Captured,
         "charge.succeeded" => match json::boolean(object.captured)? {
             true => News::Captured,
@@ -228,6 +267,8 @@ fn meaning(event_type: &str, object: &Object<'_>) -> Option<Meaning> {
         "payment_intent.payment_failed" | "charge.failed" | "checkout.session.async_payment_failed" => News::Failed,
         "payment_intent.canceled" => News::Cancelled,
         "checkout.session.expired" | "charge.expired" => News::Expired,
+        // What goes back of a charge that was never captured is its authorisation: the attempt ends, no money moves.
+        "charge.refunded" if json::boolean(object.captured) == Some(false) => News::Cancelled,
         "charge.refunded" => return Some(Meaning::RefundsReported),
         "refund.created" | "refund.updated" | "refund.failed" | "charge.refund.updated" => return Some(Meaning::Refund),
         dispute if dispute.starts_with("charge.dispute.") => return Some(Meaning::Dispute),
@@ -236,14 +277,35 @@ fn meaning(event_type: &str, object: &Object<'_>) -> Option<Meaning> {
     Some(Meaning::News(news))
 }
 
-fn fact(event_type: &str, account: &str, data: Raw<'_>) -> Result<Fact, Unreadable> {
-    let object: Option<Object<'_>> = json::object::<Data<'_>>(data)?.and_then(|data| json::object(data.object).transpose()).transpose()?;
-    let object = object.ok_or_else(|| Unreadable(format!("{event_type} without data.object")))?;
-    object_fact(event_type, account, &object)
+/// Whether a session took money by no payment of its own.
+fn without_payment(session: &Object<'_>) -> bool {
+    json::id(session.payment_intent).is_none() && json::integer(session.amount_total).is_some_and(|amount| amount > 0)
+}
+
+fn object_of<'a>(data: Raw<'a>) -> Result<Option<Object<'a>>, Unreadable> {
+    json::object::<Data<'a>>(data)?.and_then(|data| json::object(data.object).transpose()).transpose()
+}
+
+fn ids_of(data: Raw<'_>) -> Vec<String> {
+    let Ok(Some(object)) = object_of(data) else { return Vec::new() };
+    let metadata = json::object::<Metadata<'_>>(object.metadata).ok().flatten();
+    let own = [json::text(object.id), json::id(object.payment_intent), json::id(object.charge), json::id(object.latest_charge), json::id(object.invoice)];
+    json::ids(own.into_iter().chain(named_orders(&object, metadata.as_ref())))
+}
+
+/// The names that an object gives its order.
+fn named_orders(object: &Object<'_>, metadata: Option<&Metadata<'_>>) -> [Option<String>; 2] {
+    [json::name(object.client_reference_id), metadata.and_then(|metadata| json::name(metadata.order_id))]
+}
+
+fn fact(told: &Told<'_>, data: Raw<'_>) -> Result<Fact, Unreadable> {
+    let object = object_of(data)?.ok_or_else(|| Unreadable(format!("{} without data.object", told.event_type)))?;
+    object_fact(told, &object)
 }
 
 /// What an object says, as an event of this type would carry it.
-pub(crate) fn object_fact(event_type: &str, account: &str, object: &Object<'_>) -> Result<Fact, Unreadable> {
+pub(crate) fn object_fact(told: &Told<'_>, object: &Object<'_>) -> Result<Fact, Unreadable> {
+    let Told { event_type, account, releases } = *told;
     let missing = |what: &str| Unreadable(format!("{event_type} without {what}"));
     let Some(meaning) = meaning(event_type, object) else {
         return Ok(Fact::Ignored { reason: "a type or state that is not acted on".into() });
@@ -255,15 +317,23 @@ pub(crate) fn object_fact(event_type: &str, account: &str, object: &Object<'_>) 
     let metadata = json::object::<Metadata<'_>>(object.metadata)?;
     let id = || json::text(object.id).filter(|id| id.len() <= ID_BYTES_MAX).ok_or_else(|| missing("an id"));
     let some_money = || money.ok_or_else(|| missing("an amount and a currency"));
+    let (order, remark) = order_named(&named_orders(object, metadata.as_ref()));
     match meaning {
         Meaning::News(news) => {
             if news == News::Captured {
                 some_money()?;
             }
-            let (order, remark) = order_named(&[json::text(object.client_reference_id), metadata.and_then(|metadata| json::text(metadata.order_id))]);
-            Ok(Fact::Payment { news, payment, order, money, contact: contact(object)?, remark })
+            Ok(Fact::Payment { news, payment, order, money, details: details(event_type, object)?, contact: contact(object)?, remark })
         }
-        Meaning::RefundsReported => Ok(Fact::RefundsReported { payment, total: some_money()? }),
+        Meaning::Unsupported(reason) => Ok(Fact::Unsupported { payment, money, order, reason: reason.to_owned() }),
+        Meaning::RefundsReported => {
+            let total = some_money()?;
+            let released = if releases == Releases::AreRefunds { released_minor(object)? } else { 0 };
+            match total.amount_minor - released {
+                1.. => Ok(Fact::RefundsReported { payment, total: Money::new(total.amount_minor - released, total.currency) }),
+                _ => Ok(Fact::Ignored { reason: "only what was authorised and not captured was released: no money went back".into() }),
+            }
+        }
         Meaning::Refund => {
             let status = match json::text(object.status).as_deref() {
                 Some("succeeded") => RefundStatus::Succeeded,
@@ -271,21 +341,47 @@ pub(crate) fn object_fact(event_type: &str, account: &str, object: &Object<'_>) 
                 Some("failed" | "canceled") => RefundStatus::Failed,
                 _ => return Err(missing("a status that is documented")),
             };
-            let ours = metadata.and_then(|metadata| json::text(metadata.counterfoil_refund)).and_then(|mark| mark.parse().ok());
-            Ok(Fact::Refund { payment, refund_id: id()?, status, money: some_money()?, ours })
+            let ours: Option<uuid::Uuid> = metadata.and_then(|metadata| json::text(metadata.counterfoil_refund)).and_then(|mark| mark.parse().ok());
+            let may_be_release = releases == Releases::AreRefunds && ours.is_none();
+            Ok(Fact::Refund { payment, refund_id: id()?, status, money: some_money()?, ours, may_be_release })
         }
         Meaning::Dispute => {
-            let status = match json::text(object.status).as_deref() {
-                Some("needs_response" | "under_review") => DisputeStatus::Opened,
-                Some("won") => DisputeStatus::Won,
-                Some("lost") => DisputeStatus::Lost,
-                Some("warning_needs_response" | "warning_under_review") => DisputeStatus::Inquiry,
-                Some("warning_closed" | "prevented") => DisputeStatus::Closed,
-                _ => return Err(missing("a status that is documented")),
-            };
+            let status = json::text(object.status).as_deref().and_then(dispute_status).ok_or_else(|| missing("a status that is documented"))?;
             Ok(Fact::Dispute { payment, dispute_id: id()?, status, money: some_money()?, reason: json::text(object.reason) })
         }
     }
+}
+
+/// Where a dispute stands; docs/disputes.md has the table with its sources.
+fn dispute_status(status: &str) -> Option<DisputeStatus> {
+    Some(match status {
+        "needs_response" | "under_review" => DisputeStatus::Opened,
+        "won" => DisputeStatus::Won,
+        "lost" => DisputeStatus::Lost,
+        "warning_needs_response" | "warning_under_review" => DisputeStatus::Inquiry,
+        "warning_closed" => DisputeStatus::Closed,
+        "prevented" | "charge_refunded" => DisputeStatus::Withdrawn,
+        _ => return None,
+    })
+}
+
+/// What only some objects tell of a payment.
+fn details(event_type: &str, object: &Object<'_>) -> Result<PaymentDetails, Unreadable> {
+    let session = event_type.starts_with("checkout.");
+    Ok(PaymentDetails {
+        checkout: if session { json::text(object.id) } else { None },
+        tip_minor: 0,
+        released_minor: released_minor(object)?,
+        by_price: session && json::integer(object.amount_total).is_some_and(|amount| amount > 0),
+    })
+}
+
+/// What was authorised and not captured, of a charge or payment intent that was captured; what is left to release.
+pub(crate) fn released_minor(object: &Object<'_>) -> Result<i64, Unreadable> {
+    let taken = json::integer(object.amount_captured).or_else(|| json::integer(object.amount_received)).filter(|taken| *taken > 0);
+    let (Some(authorised), Some(taken), Some(currency)) = (json::integer(object.amount), taken, json::text(object.currency)) else { return Ok(0) };
+    let currency: Currency = currency.parse().map_err(|error| Unreadable(format!("{error}")))?;
+    if authorised > taken { minor_units(authorised - taken, currency) } else { Ok(0) }
 }
 
 /// The payment intent, else the charge, else the session.

@@ -1,15 +1,15 @@
 //! Money that does not fit its order: put aside, said once, and given another place when the order turns out paid.
 
-use counterfoil_outbox::{NewEvent, append};
-use counterfoil_payments::{Disposition, Fact, Money, PaymentKey, Topic, event};
+use counterfoil_outbox::NewEvent;
+use counterfoil_payments::{Books, Disposition, Fact, Money, PaymentKey, Topic, event};
 use serde_json::json;
 use sqlx::PgTransaction;
 use uuid::Uuid;
 
 use crate::delivery::{Delivery, Outcome};
-use crate::orders;
 use crate::statement::headers;
 use crate::stored::parsed;
+use crate::{orders, positions};
 
 /// A payment that belongs to another order.
 pub(crate) const CLAIMED: &str = "claimed_by_other_order";
@@ -25,39 +25,44 @@ pub(crate) fn growth(disposition: Option<&str>) -> &'static str {
     if disposition == Some(Disposition::Extra.name()) { EXTRA_CAPTURED_MORE } else { CAPTURED_MORE }
 }
 
-/// What became of a payment's money when it was put aside.
-struct Aside {
+/// What of a payment's money there is.
+struct Amounts {
     amount_minor: i64,
     currency: String,
     settled_minor: i64,
-    before: String,
-    before_minor: i64,
-    before_settled_minor: i64,
 }
 
-/// Gives captured money that does not fit its place, unless it has one (it settled another order, say).
-async fn place(tx: &mut PgTransaction<'_>, payment: &PaymentKey, money: &Money, disposition: Disposition, reason: &str) -> sqlx::Result<Aside> {
+/// Gives captured money that does not fit its place, unless it has one (it grew, say).
+async fn place(tx: &mut PgTransaction<'_>, payment: &PaymentKey, disposition: Disposition, reason: &str) -> sqlx::Result<Amounts> {
     sqlx::query_as!(
-        Aside,
-        r#"WITH old AS (SELECT disposition FROM payments
-            WHERE provider = $1 AND account = $2 AND payment_id = $3 FOR NO KEY UPDATE)
-           UPDATE payments p SET status = 'captured', amount_minor = CASE WHEN p.status = 'captured' THEN p.amount_minor ELSE $4 END,
-               currency = CASE WHEN p.status = 'captured' THEN p.currency ELSE $5 END, updated_at = now(),
-               disposition = CASE WHEN p.disposition = 'none' THEN $6 ELSE p.disposition END,
-               held_reason = CASE WHEN p.disposition = 'none' THEN $7 ELSE p.held_reason END
-           FROM old WHERE p.provider = $1 AND p.account = $2 AND p.payment_id = $3
-           RETURNING p.amount_minor AS "amount_minor!", p.currency AS "currency!", p.settled_minor, old.disposition AS "before!",
-               CASE WHEN old.disposition = 'none' THEN 0 ELSE p.before_minor END AS "before_minor!", p.before_settled_minor"#,
+        Amounts,
+        r#"UPDATE payments p SET updated_at = now(),
+               disposition = CASE WHEN p.disposition = 'none' THEN $4 ELSE p.disposition END,
+               held_reason = CASE WHEN p.disposition = 'none' THEN $5 ELSE p.held_reason END
+           WHERE p.provider = $1 AND p.account = $2 AND p.payment_id = $3
+           RETURNING p.amount_minor AS "amount_minor!", p.currency AS "currency!", p.settled_minor"#,
         payment.provider.name(),
         payment.account,
         payment.payment_id,
-        money.amount_minor,
-        money.currency.code(),
         disposition.name(),
         reason,
     )
     .fetch_one(&mut **tx)
     .await
+}
+
+async fn mark(tx: &mut PgTransaction<'_>, event: &Delivery, outcome: Outcome, reason: &str) -> sqlx::Result<()> {
+    sqlx::query!(
+        "UPDATE webhook_events SET outcome = $4, reason = $5 WHERE provider = $1 AND account = $2 AND event_id = $3",
+        event.provider.name(),
+        event.account,
+        event.event_id,
+        outcome.name(),
+        reason,
+    )
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
 }
 
 /// Puts money aside: the payment's disposition, the event's outcome, and the outbox row that says so.
@@ -69,51 +74,70 @@ pub(crate) async fn set_aside(
     outcome: Outcome,
     reason: &str,
 ) -> sqlx::Result<()> {
-    let Fact::Payment { money: Some(money), .. } = &event.fact else {
-        return Ok(());
-    };
+    mark(tx, event, outcome, reason).await?;
     let disposition = if outcome == Outcome::Extra { Disposition::Extra } else { Disposition::Held };
-    sqlx::query!(
-        "UPDATE webhook_events SET outcome = $4, reason = $5 WHERE provider = $1 AND account = $2 AND event_id = $3",
-        event.provider.name(),
-        event.account,
-        event.event_id,
-        outcome.name(),
-        reason,
-    )
-    .execute(&mut **tx)
-    .await?;
-    let aside = place(tx, payment, money, disposition, reason).await?;
-    // An extra payment is money of the order, too: it may stand in for one that went back.
-    let restated = orders::restate(tx, order).await?;
-    let version = restated.version;
-    let (event_id, topic) = match outcome {
-        Outcome::Extra => (event::payment_extra(payment), Topic::PaymentExtra),
-        _ if reason == CAPTURED_MORE || reason == EXTRA_CAPTURED_MORE => {
-            (event::payment_held(payment, &format!("{reason}:{}", aside.amount_minor)), Topic::PaymentHeld)
-        }
-        _ if reason == CLAIMED => (event::payment_held(payment, &format!("{reason}:{order}")), Topic::PaymentHeld), // one for each claimant
-        _ => (event::payment_held(payment, reason), Topic::PaymentHeld),
+    let amounts = place(tx, payment, disposition, reason).await?;
+    let books = positions::advance(tx, payment).await?;
+    let event_id = match outcome {
+        Outcome::Extra => event::payment_extra(payment),
+        _ if reason == CAPTURED_MORE || reason == EXTRA_CAPTURED_MORE => event::payment_held(payment, &format!("{reason}:{}", amounts.amount_minor)),
+        _ => event::payment_held(payment, reason),
     };
-    // A claim by another order moves no money: what is booked stays as it is.
-    let (booked_minor, booked_settled_minor) = match (reason == CLAIMED, aside.before.as_str()) {
-        (true, "none") => (0, 0),
-        (true, _) => (aside.amount_minor, aside.settled_minor),
-        (false, _) => (aside.before_minor, aside.before_settled_minor),
-    };
-    let payload = payload(order, &restated, reason, payment, &aside, (booked_minor, booked_settled_minor));
-    append(tx, &NewEvent { event_id, topic: topic.name(), order_id: order, version, payload, headers: headers(event.traceparent.as_deref()) }).await?;
-    Ok(())
+    let topic = if outcome == Outcome::Extra { Topic::PaymentExtra } else { Topic::PaymentHeld };
+    say(tx, (event_id, topic), order, reason, payment, &amounts, Some(&books), event.traceparent.as_deref()).await
 }
 
-fn payload(order: Uuid, restated: &orders::Restated, reason: &str, payment: &PaymentKey, aside: &Aside, booked: (i64, i64)) -> serde_json::Value {
-    json!({
-        "order_id": order, "version": restated.version, "reason": reason,
+/// Writes down that another order claims a payment whose money has its place. No money moves; the payment stands in for
+/// nothing from now on, and a person decides.
+pub(crate) async fn claim(tx: &mut PgTransaction<'_>, event: &Delivery, order: Uuid, payment: &PaymentKey) -> sqlx::Result<()> {
+    let Fact::Payment { money: Some(Money { amount_minor, currency }), .. } = &event.fact else {
+        return Ok(());
+    };
+    mark(tx, event, Outcome::Held, CLAIMED).await?;
+    let amounts = sqlx::query_as!(
+        Amounts,
+        r#"WITH claim AS (INSERT INTO payment_claims (provider, account, payment_id, order_id, amount_minor, currency) VALUES ($1, $2, $3, $4, $5, $6)
+            ON CONFLICT (provider, account, payment_id, order_id) DO NOTHING)
+        UPDATE payments SET contested = true, updated_at = now() WHERE provider = $1 AND account = $2 AND payment_id = $3
+        RETURNING amount_minor AS "amount_minor!", currency AS "currency!", settled_minor"#,
+        payment.provider.name(),
+        payment.account,
+        payment.payment_id,
+        order,
+        amount_minor,
+        currency.code(),
+    )
+    .fetch_one(&mut **tx)
+    .await?;
+    let event_id = event::payment_held(payment, &format!("{CLAIMED}:{order}")); // one for each claimant
+    say(tx, (event_id, Topic::PaymentHeld), order, CLAIMED, payment, &amounts, None, event.traceparent.as_deref()).await
+}
+
+/// Says what became of a payment, with its order's next version: an extra payment is money of the order, too, and may stand in
+/// for one that went back.
+#[expect(clippy::too_many_arguments, reason = "what one event says")]
+async fn say(
+    tx: &mut PgTransaction<'_>,
+    (event_id, topic): (Uuid, Topic),
+    order: Uuid,
+    reason: &str,
+    payment: &PaymentKey,
+    amounts: &Amounts,
+    books: Option<&Books>,
+    trace: Option<&str>,
+) -> sqlx::Result<()> {
+    let restated = orders::restate(tx, order).await?;
+    let version = restated.version;
+    let mut payload = json!({
+        "order_id": order, "version": version, "reason": reason,
         "order_status": restated.status, "reference": restated.reference, "customer": restated.customer(),
         "payment": { "provider": payment.provider, "account": payment.account, "payment_id": payment.payment_id,
-            "amount_minor": aside.amount_minor, "currency": aside.currency, "settled_minor": aside.settled_minor, "before": aside.before,
-            "booked_minor": booked.0, "booked_settled_minor": booked.1 },
-    })
+            "amount_minor": amounts.amount_minor, "currency": amounts.currency, "settled_minor": amounts.settled_minor },
+    });
+    if let Some(books) = books {
+        payload["books"] = json!(books);
+    }
+    positions::announce(tx, &NewEvent { event_id, topic: topic.name(), order_id: order, version, payload, headers: headers(trace) }, books).await
 }
 
 /// Payments that did not fit an unpaid order are extra ones, now that another has paid it: as if they had come afterwards.
@@ -127,45 +151,29 @@ pub(crate) async fn now_extra(tx: &mut PgTransaction<'_>, order: Uuid) -> sqlx::
     .fetch_all(&mut **tx)
     .await?;
     for row in rows {
-        let provider = parsed(&row.provider)?;
-        let payment = PaymentKey { provider, account: row.account, payment_id: row.payment_id };
-        let amount_minor = row.amount_minor;
-        let aside =
-            Aside { amount_minor, currency: row.currency, settled_minor: 0, before: "held".into(), before_minor: amount_minor, before_settled_minor: 0 };
-        let restated = orders::restate(tx, order).await?;
-        let version = restated.version;
-        let payload = payload(order, &restated, "already_paid", &payment, &aside, (amount_minor, 0));
-        let event_id = event::payment_extra(&payment);
-        append(tx, &NewEvent { event_id, topic: Topic::PaymentExtra.name(), order_id: order, version, payload, headers: headers(None) }).await?;
+        let payment = PaymentKey { provider: parsed(&row.provider)?, account: row.account, payment_id: row.payment_id };
+        let amounts = Amounts { amount_minor: row.amount_minor, currency: row.currency, settled_minor: 0 };
+        let books = positions::advance(tx, &payment).await?;
+        say(tx, (event::payment_extra(&payment), Topic::PaymentExtra), order, "already_paid", &payment, &amounts, Some(&books), None).await?;
     }
     Ok(())
 }
 
 /// Says that more was captured than the order costs, when a payment that had been held for it pays by its right amount.
-pub(crate) async fn surplus(tx: &mut PgTransaction<'_>, order: Uuid, payment: &PaymentKey, traceparent: Option<&str>) -> sqlx::Result<()> {
-    let row = sqlx::query!(
+pub(crate) async fn surplus(tx: &mut PgTransaction<'_>, order: Uuid, payment: &PaymentKey, trace: Option<&str>) -> sqlx::Result<()> {
+    let amounts = sqlx::query_as!(
+        Amounts,
         r#"SELECT amount_minor AS "amount_minor!", currency AS "currency!", settled_minor FROM payments
-        WHERE provider = $1 AND account = $2 AND payment_id = $3 AND disposition = 'settled' AND amount_minor > settled_minor"#,
+        WHERE provider = $1 AND account = $2 AND payment_id = $3 AND disposition = 'settled' AND unallocated_minor > 0"#,
         payment.provider.name(),
         payment.account,
         payment.payment_id,
     )
     .fetch_optional(&mut **tx)
     .await?;
-    let Some(row) = row else { return Ok(()) };
-    let (amount_minor, settled_minor) = (row.amount_minor, row.settled_minor);
-    let aside = Aside {
-        amount_minor,
-        currency: row.currency,
-        settled_minor,
-        before: "settled".into(),
-        before_minor: amount_minor,
-        before_settled_minor: settled_minor,
-    };
-    let restated = orders::restate(tx, order).await?;
-    let version = restated.version;
-    let payload = payload(order, &restated, CAPTURED_MORE, payment, &aside, (amount_minor, settled_minor));
-    let event_id = event::payment_held(payment, &format!("{CAPTURED_MORE}:{amount_minor}"));
-    append(tx, &NewEvent { event_id, topic: Topic::PaymentHeld.name(), order_id: order, version, payload, headers: headers(traceparent) }).await?;
-    Ok(())
+    let Some(amounts) = amounts else { return Ok(()) };
+    let books = positions::advance(tx, payment).await?;
+    // Not the id of its growth while it was held: that was said of all of it.
+    let event_id = event::payment_held(payment, &format!("{CAPTURED_MORE}:{}:paid", amounts.amount_minor));
+    say(tx, (event_id, Topic::PaymentHeld), order, CAPTURED_MORE, payment, &amounts, Some(&books), trace).await
 }

@@ -1,7 +1,7 @@
 //! Records past events of a provider without announcing what was settled before Counterfoil knew of it.
 
 use counterfoil_outbox::Appended;
-use counterfoil_payments::{Fact, PaymentKey, Topic};
+use counterfoil_payments::{Books, Fact, PaymentKey, Position, Topic};
 use sqlx::{PgConnection, PgTransaction};
 use uuid::Uuid;
 
@@ -69,29 +69,26 @@ pub async fn backfill(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::R
         .collect())
 }
 
-/// Takes back what the transaction would announce about payments whose first booking it was, and marks what it recorded.
+/// Takes back what the transaction would announce about payments whose first booking it was, and writes down how much of each
+/// is therefore not in the books.
 async fn keep_quiet(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::Result<()> {
     let appended = counterfoil_outbox::appended(tx).await?;
-    let named = |event: &Appended, field: &str| event.payload["payment"][field].as_str().unwrap_or_default().to_owned();
-    let first: Vec<&Appended> = appended
-        .iter()
-        .filter(|event| [Topic::OrderPaid, Topic::PaymentExtra, Topic::PaymentHeld].iter().any(|topic| topic.name() == event.topic))
-        .filter(|event| event.payload["payment"]["booked_minor"] == 0)
-        .collect();
-    let column = |field: &str| first.iter().map(|event| named(event, field)).collect::<Vec<_>>();
-    let (providers, accounts, ids) = (column("provider"), column("account"), column("payment_id"));
-    sqlx::query!(
-        "UPDATE payments p SET backfilled = true, quiet_minor = p.amount_minor FROM unnest($1::text[], $2::text[], $3::text[]) AS k (provider, account, payment_id)
-         WHERE p.provider = k.provider AND p.account = k.account AND p.payment_id = k.payment_id",
-        &providers,
-        &accounts,
-        &ids,
-    )
-    .execute(&mut **tx)
-    .await?;
     let mut withheld = Vec::new();
     for event in &appended {
-        if mark_quiet(tx, [named(event, "provider"), named(event, "account"), named(event, "payment_id")]).await? {
+        let field = |name: &str| event.payload["payment"][name].as_str().unwrap_or_default().to_owned();
+        let books: Option<Books> = serde_json::from_value(event.payload["books"].clone()).ok();
+        let first = books.is_some_and(|books| books.before == Position::default() && books.after.captured_minor > 0);
+        let quiet = books.map_or(0, |books| receivable(&books.after) - receivable(&books.before));
+        let marked = sqlx::query!(
+            "UPDATE payments SET backfilled = true, quiet_minor = quiet_minor + $5
+             WHERE provider = $1 AND account = $2 AND payment_id = $3 AND (backfilled OR $4)",
+            field("provider"),
+            field("account"),
+            field("payment_id"),
+            first,
+            quiet,
+        );
+        if marked.execute(&mut **tx).await?.rows_affected() == 1 {
             withheld.push(event.event_id);
         }
     }
@@ -108,29 +105,21 @@ async fn keep_quiet(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::Res
     paid_then(tx, batch).await
 }
 
-/// Marks the refunds and disputes of a backfilled payment that this transaction has recorded: their rows carry its own
-/// `now()`. `false` when the payment lives in our books.
-async fn mark_quiet(tx: &mut PgTransaction<'_>, [provider, account, payment_id]: [String; 3]) -> sqlx::Result<bool> {
-    sqlx::query_scalar!(
-        r#"WITH old AS (SELECT provider, account, payment_id FROM payments WHERE provider = $1 AND account = $2 AND payment_id = $3 AND backfilled),
-        money_back AS (UPDATE refunds r SET quiet_minor = CASE WHEN r.status = 'succeeded' THEN -r.amount_minor ELSE 0 END FROM old WHERE r.provider = old.provider AND r.account = old.account
-            AND r.payment_id = old.payment_id AND r.updated_at = now()),
-        disputed AS (UPDATE disputes d SET quiet_minor = CASE WHEN d.status IN ('opened', 'lost') THEN -d.amount_minor ELSE 0 END FROM old WHERE d.provider = old.provider AND d.account = old.account
-            AND d.payment_id = old.payment_id AND d.updated_at = now())
-        SELECT EXISTS (SELECT FROM old) AS "quiet!""#,
-        provider,
-        account,
-        payment_id,
-    )
-    .fetch_one(&mut **tx)
-    .await
+/// What of a payment stands at its provider.
+fn receivable(at: &Position) -> i64 {
+    at.captured_minor - at.refunded_minor - at.disputed_minor - at.charged_back_minor
 }
 
 /// Orders that this transaction has paid were paid when their event was made.
 async fn paid_then(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::Result<()> {
     let captures = batch.iter().filter_map(|delivery| match &delivery.fact {
         Fact::Payment { payment, .. } => Some((payment, delivery.made_at?)),
-        Fact::Refund { .. } | Fact::RefundsReported { .. } | Fact::Dispute { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => None,
+        Fact::Unsupported { .. }
+        | Fact::Refund { .. }
+        | Fact::RefundsReported { .. }
+        | Fact::Dispute { .. }
+        | Fact::Ignored { .. }
+        | Fact::Unreadable { .. } => None,
     });
     let (keys, made): (Vec<&PaymentKey>, Vec<i64>) = captures.unzip();
     sqlx::query!(

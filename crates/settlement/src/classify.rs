@@ -5,7 +5,6 @@ use counterfoil_payments::{Contact, Disposition, Money, News, OrderId, OrderStat
 use sqlx::PgTransaction;
 use uuid::Uuid;
 
-use crate::aside::CLAIMED;
 use crate::delivery::Delivery;
 use crate::orders;
 use crate::statement::{Done, headers};
@@ -19,6 +18,8 @@ pub(crate) enum Leftover {
     Extra,
     /// It does not fit, and why.
     Held(&'static str),
+    /// Its money has its place with another order.
+    Claimed,
     /// More of a payment was captured whose place is known.
     Grew,
 }
@@ -28,10 +29,10 @@ pub(crate) fn judge(news: News, order: Uuid, money: Option<Money>, done: &Done) 
     let same_order = done.payment_order == Some(order);
     let disposition = done.payment_disposition.as_deref().and_then(Disposition::read);
     match news {
-        News::Captured if !same_order => Some(Leftover::Held(CLAIMED)),
+        News::Captured if !same_order => Some(Leftover::Claimed),
         News::Captured => match disposition {
             Some(Disposition::None) | None => Some(misfit(money, done)),
-            Some(Disposition::Settled | Disposition::Extra | Disposition::Held) if done.payment_minor > done.payment_before_minor => Some(Leftover::Grew),
+            Some(Disposition::Settled | Disposition::Extra | Disposition::Held) if done.payment_grew == Some(true) => Some(Leftover::Grew),
             Some(Disposition::Settled | Disposition::Extra | Disposition::Held) => Some(Leftover::Superseded),
         },
         News::Authorised | News::Pending | News::Failed | News::Cancelled | News::Expired | News::FailedFinal => {

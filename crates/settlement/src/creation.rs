@@ -116,16 +116,21 @@ pub async fn insert_orders(tx: &mut PgTransaction<'_>, new: &[&NewOrder]) -> sql
     ids.iter().map(|id| by_id.remove(id).ok_or(sqlx::Error::RowNotFound)).collect()
 }
 
-/// Settles the events that came before these orders, which this transaction has inserted; each order as it is then.
+/// Settles the events that came before these orders, which this transaction has inserted; each order as it is then. `sessions`
+/// says that some were made with the checkout session that their shop has opened.
 ///
 /// # Errors
 /// When the database fails.
-pub async fn settle_early(tx: &mut PgTransaction<'_>, made: Vec<Order>) -> sqlx::Result<Vec<OrderView>> {
+pub async fn settle_early(tx: &mut PgTransaction<'_>, made: Vec<Order>, sessions: bool) -> sqlx::Result<Vec<OrderView>> {
     let names: Vec<String> = made.iter().map(|order| format!("order:{}", order.reference)).collect();
     let waited: HashSet<String> = settle::settle_waiting(tx, &names).await?;
     let mut views = Vec::with_capacity(made.len());
     for (order, name) in made.into_iter().zip(&names) {
-        let again = if waited.contains(name) { orders::view(&mut *tx, &OrderKey::Id(OrderId(order.id))).await? } else { None };
+        let session = if sessions { orders::session_of(&mut *tx, order.id).await? } else { None };
+        if let Some(session) = &session {
+            orders::settle_checkout(tx, session).await?;
+        }
+        let again = if session.is_some() || waited.contains(name) { orders::view(&mut *tx, &OrderKey::Id(OrderId(order.id))).await? } else { None };
         views.push(again.unwrap_or(OrderView { order, payments: Vec::new(), refunds: Vec::new(), disputes: Vec::new() }));
     }
     Ok(views)

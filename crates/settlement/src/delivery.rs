@@ -28,6 +28,8 @@ pub struct Delivery {
     pub made_at: Option<i64>,
     /// Whether it came more than [`LATE_AFTER_SECONDS`] after that.
     pub late: bool,
+    /// The other ids that its body names, for search.
+    pub ids: Vec<String>,
     /// What it says.
     pub fact: Fact,
     /// Trace context, to travel with the effects.
@@ -44,6 +46,7 @@ impl Delivery {
             Fact::Refund { payment, refund_id, status, money, .. } => (format!("{payment}:{refund_id}:{}", status.name()), money.amount_minor),
             Fact::Dispute { payment, dispute_id, status, money, .. } => (format!("{payment}:{dispute_id}:{}", status.name()), money.amount_minor),
             Fact::RefundsReported { payment, total } => (payment.to_string(), total.amount_minor),
+            Fact::Unsupported { payment, money, .. } => (format!("{payment}:unsupported"), money.map_or(0, |money| money.amount_minor)),
             Fact::Ignored { .. } | Fact::Unreadable { .. } => ("nothing".to_owned(), 0),
         };
         Self {
@@ -56,6 +59,7 @@ impl Delivery {
             secret_position: -1,
             made_at: None,
             late: false,
+            ids: Vec::new(),
             fact,
             traceparent: None,
         }

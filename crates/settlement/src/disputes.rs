@@ -1,14 +1,14 @@
 //! `disputes`: customers' objections at their bank, each a record of its own beside the order.
 
-use counterfoil_outbox::{NewEvent, append};
+use counterfoil_outbox::NewEvent;
 use counterfoil_payments::{DisputeStatus, Money, PaymentKey, Topic, event};
 use serde_json::json;
 use sqlx::{PgConnection, PgTransaction};
 use uuid::Uuid;
 
 use crate::moneyback::Captured;
-use crate::orders;
 use crate::statement::headers;
+use crate::{orders, paying, positions};
 
 /// What a provider says of a dispute.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub struct Dispute {
 pub(crate) async fn learn(tx: &mut PgTransaction<'_>, known: &Captured, news: &News<'_>, trace: Option<&str>) -> sqlx::Result<bool> {
     let key = news.payment;
     let known_row = sqlx::query!(
-        "SELECT status, amount_minor FROM disputes WHERE provider = $1 AND account = $2 AND dispute_id = $3 FOR UPDATE",
+        "SELECT status FROM disputes WHERE provider = $1 AND account = $2 AND dispute_id = $3 FOR UPDATE",
         key.provider.name(),
         key.account,
         news.dispute_id
@@ -54,16 +54,16 @@ pub(crate) async fn learn(tx: &mut PgTransaction<'_>, known: &Captured, news: &N
     .fetch_optional(&mut **tx)
     .await?;
     let before = known_row.as_ref().and_then(|row| DisputeStatus::read(&row.status));
-    let before_minor = known_row.map_or(0, |row| row.amount_minor);
     let after = before.map_or(news.status, |before| before.after(news.status));
     if before == Some(after) {
         return Ok(false);
     }
     let stored = sqlx::query!(
-        "INSERT INTO disputes AS d (provider, account, dispute_id, order_id, payment_id, status, amount_minor, currency, reason)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
-         ON CONFLICT (provider, account, dispute_id) DO UPDATE SET status = excluded.status, amount_minor = excluded.amount_minor, reason = COALESCE(d.reason, excluded.reason), updated_at = now()
-         RETURNING amount_minor, currency, reason",
+        "INSERT INTO disputes AS d (provider, account, dispute_id, order_id, payment_id, status, amount_minor, currency, reason, foreign_currency)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+         ON CONFLICT (provider, account, dispute_id) DO UPDATE SET status = excluded.status, amount_minor = excluded.amount_minor, currency = excluded.currency,
+            foreign_currency = excluded.foreign_currency, reason = COALESCE(d.reason, excluded.reason), updated_at = now()
+         RETURNING amount_minor, currency, reason, foreign_currency",
         key.provider.name(),
         key.account,
         news.dispute_id,
@@ -73,18 +73,25 @@ pub(crate) async fn learn(tx: &mut PgTransaction<'_>, known: &Captured, news: &N
         news.money.amount_minor,
         news.money.currency.code(),
         news.reason,
+        known.currency != news.money.currency.code(),
     )
     .fetch_one(&mut **tx)
     .await?;
+    let books = positions::advance(tx, key).await?;
     let version = orders::restate(tx, known.order_id).await?.version;
-    let payload = json!({
+    let mut payload = json!({
         "order_id": known.order_id, "version": version,
-        "dispute": { "dispute_id": news.dispute_id, "status": after, "before": before, "amount_minor": stored.amount_minor, "before_minor": before_minor, "currency": stored.currency,
+        "dispute": { "dispute_id": news.dispute_id, "status": after, "before": before, "amount_minor": stored.amount_minor, "currency": stored.currency,
             "reason": stored.reason },
         "payment": key,
     });
     let event_id = event::order_disputed(key.provider, news.dispute_id, after);
-    append(tx, &NewEvent { event_id, topic: Topic::OrderDisputed.name(), order_id: known.order_id, version, payload, headers: headers(trace) }).await?;
+    if !stored.foreign_currency || !books.unchanged() {
+        payload["books"] = json!(books);
+    }
+    let said = NewEvent { event_id, topic: Topic::OrderDisputed.name(), order_id: known.order_id, version, payload, headers: headers(trace) };
+    positions::announce(tx, &said, Some(&books)).await?;
+    paying::pay_if_it_fits(tx, known.order_id, trace).await?; // a bank gave back what had been captured for it
     Ok(true)
 }
 

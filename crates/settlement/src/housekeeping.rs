@@ -6,23 +6,19 @@ use sqlx::{PgConnection, PgTransaction};
 
 use crate::delivery::Delivery;
 use crate::keys::{self, Stored};
-use crate::{aside, orders, refunds, settle};
+use crate::{aside, events, orders, refunds, settle};
 
 /// Drives waiting events again whose order exists by now (made by plain SQL, say), or whose payment was captured in the
-/// same instant as they came; and makes payments extra that another replica held in the instant in which their order was
-/// paid. Returns how many names and orders there were.
+/// same instant as they came; and brings orders up to what another replica did in the instant in which they changed: payments
+/// held when their order was paid, and statuses that count money which another order claims since. Returns how much there was.
 ///
 /// # Errors
 /// When the database fails.
 pub async fn drive_waiting(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Result<usize> {
     let mut names = sqlx::query_scalar!(
-        r#"WITH waiting AS (SELECT DISTINCT waits_for AS name FROM webhook_events WHERE outcome = 'waiting')
-        SELECT w.name AS "name!" FROM waiting w WHERE
-            (w.name LIKE 'order:%' AND (EXISTS (SELECT FROM orders o WHERE o.reference = substr(w.name, 7))
-                OR EXISTS (SELECT FROM orders o WHERE o.id = CASE WHEN substr(w.name, 7) ~ '^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$' THEN substr(w.name, 7)::uuid END)))
-            OR (w.name LIKE 'payment:%' AND EXISTS (SELECT FROM payments p WHERE p.provider = split_part(w.name, ':', 2) AND p.account = split_part(w.name, ':', 3)
-                AND p.payment_id = substr(w.name, length('payment:' || split_part(w.name, ':', 2) || ':' || split_part(w.name, ':', 3) || ':') + 1)
-                AND p.status = 'captured' AND p.disposition <> 'none'))
+        r#"WITH waiting AS (SELECT DISTINCT waits_for AS name FROM webhook_events WHERE outcome = 'waiting' AND waits_for LIKE 'order:%')
+        SELECT w.name AS "name!" FROM waiting w WHERE EXISTS (SELECT FROM orders o WHERE o.reference = substr(w.name, 7))
+            OR EXISTS (SELECT FROM orders o WHERE o.id = CASE WHEN substr(w.name, 7) ~ '^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$' THEN substr(w.name, 7)::uuid END)
         ORDER BY random() LIMIT $1"#,
         limit,
     )
@@ -30,7 +26,14 @@ pub async fn drive_waiting(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Resu
     .await?;
     names.sort();
     settle::lock_names(tx, &names).await?;
-    let driven = settle::settle_waiting(tx, &names).await?.len();
+    let mut driven = settle::settle_waiting(tx, &names).await?.len();
+    for payment in events::awaited_payments(tx, limit).await? {
+        driven += settle::settle_awaiting(tx, &payment).await?.len();
+    }
+    Ok(driven + misfits(tx, limit).await? + contested(tx, limit).await?)
+}
+
+async fn misfits(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Result<usize> {
     let orders = sqlx::query_scalar!(
         "SELECT o.id FROM payments p JOIN orders o ON o.id = p.order_id WHERE p.disposition = 'held' AND p.held_reason IN ('amount_differs', 'currency_differs')
             AND o.status IN ('paid', 'partially_refunded', 'refunded') ORDER BY o.id LIMIT $1 FOR NO KEY UPDATE OF o SKIP LOCKED",
@@ -40,7 +43,24 @@ pub async fn drive_waiting(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Resu
     for order in &orders {
         aside::now_extra(tx, *order).await?;
     }
-    Ok(driven + orders.len())
+    Ok(orders.len())
+}
+
+async fn contested(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Result<usize> {
+    let orders = sqlx::query_scalar!(
+        "SELECT o.id FROM orders o WHERE o.id IN (SELECT order_id FROM payments WHERE contested AND disposition <> 'settled')
+            AND o.status IN ('paid', 'partially_refunded') AND o.amount_minor > COALESCE((SELECT sum(p.amount_minor - p.booked_refunded_minor) FROM payments p
+                WHERE p.order_id = o.id AND p.status = 'captured' AND p.currency = o.currency AND (p.disposition = 'settled' OR NOT p.contested)), 0)
+            AND o.updated_at > now() - interval '1 day' ORDER BY o.id LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED",
+        limit
+    );
+    let orders = orders.fetch_all(&mut **tx).await?;
+    let mut changed = 0;
+    for order in orders {
+        let before = orders::find_id(&mut *tx, order).await?.map(|order| order.status);
+        changed += usize::from(before != Some(orders::restate(tx, order).await?.status));
+    }
+    Ok(changed)
 }
 
 /// What waits for an order or a payment.
@@ -173,7 +193,8 @@ async fn work_of(tx: &mut PgTransaction<'_>, scope: &str, key: &str) -> sqlx::Re
     }
 }
 
-/// Removes old webhook events that are settled, at most `limit`. What waits, failed or was deferred stays.
+/// Removes old webhook events that are settled, at most `limit`. What waits, failed or was deferred stays, and so do captures that
+/// count for no order and events whose copies say something else.
 /// Order state, payments, refunds and disputes stay for good: they are what makes a redelivery of a removed event harmless.
 ///
 /// # Errors
@@ -181,7 +202,7 @@ async fn work_of(tx: &mut PgTransaction<'_>, scope: &str, key: &str) -> sqlx::Re
 pub async fn purge_events(connection: &mut PgConnection, older_than_s: i64, limit: i64) -> sqlx::Result<u64> {
     let done = sqlx::query!(
         "DELETE FROM webhook_events WHERE ctid = ANY (ARRAY(SELECT ctid FROM webhook_events WHERE received_at < now() - make_interval(secs => $1::bigint::float8)
-            AND outcome NOT IN ('waiting', 'failed', 'deferred') LIMIT $2 FOR UPDATE SKIP LOCKED))",
+            AND outcome NOT IN ('waiting', 'failed', 'deferred') AND unplaced_minor IS NULL AND changed = 0 LIMIT $2 FOR UPDATE SKIP LOCKED))",
         older_than_s,
         limit,
     );
@@ -204,14 +225,18 @@ pub async fn purge_keys(connection: &mut PgConnection, older_than_s: i64, limit:
 }
 
 /// Gives up on refunds and disputes whose payment has not come for `older_than_s` seconds: another product on the same
-/// provider account has them. Captured money that waits for its order is never given up.
+/// provider account has them; and, after an hour, on those whose payment ended without a capture: what went back was its
+/// authorisation. Captured money that waits for its order is never given up.
 ///
 /// # Errors
 /// When the database fails.
 pub async fn give_up_foreign(connection: &mut PgConnection, older_than_s: i64) -> sqlx::Result<u64> {
     let done = sqlx::query!(
-        "UPDATE webhook_events SET outcome = 'ignored', waits_for = NULL, reason = 'its payment never came', processed_at = now()
-         WHERE outcome = 'waiting' AND waits_for LIKE 'payment:%' AND received_at < now() - make_interval(secs => $1::bigint::float8)",
+        "UPDATE webhook_events w SET outcome = 'ignored', waits_for = NULL, processed_at = now(),
+            reason = CASE WHEN w.received_at < now() - make_interval(secs => $1::bigint::float8) THEN 'its payment never came' ELSE 'its payment ended without a capture' END
+         WHERE w.outcome = 'waiting' AND w.waits_for LIKE 'payment:%' AND (w.received_at < now() - make_interval(secs => $1::bigint::float8)
+            OR (w.received_at < now() - interval '1 hour' AND EXISTS (SELECT FROM payments p WHERE p.payment_id = w.payment_id AND p.provider = w.provider
+                AND p.status IN ('cancelled', 'expired'))))",
         older_than_s,
     );
     Ok(done.execute(connection).await?.rows_affected())

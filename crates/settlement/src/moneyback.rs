@@ -11,22 +11,24 @@ use crate::{classify, disputes, refunds};
 
 /// A payment whose money was captured and has its place.
 pub(crate) struct Captured {
+    /// Its key as it is stored.
+    pub(crate) payment: PaymentKey,
     pub(crate) order_id: Uuid,
-    pub(crate) disposition: String,
+    pub(crate) currency: String,
 }
 
-/// Finds a payment, if its money was captured.
+/// Finds a payment, if its money was captured. One that is told of with the platform's own account and without is one.
 pub(crate) async fn captured(tx: &mut PgTransaction<'_>, payment: &PaymentKey) -> sqlx::Result<Option<Captured>> {
-    sqlx::query_as!(
-        Captured,
-        "SELECT order_id, disposition FROM payments
-         WHERE provider = $1 AND account = $2 AND payment_id = $3 AND status = 'captured' AND disposition <> 'none'",
+    let row = sqlx::query!(
+        r#"SELECT account, order_id, currency AS "currency!" FROM payments
+         WHERE payment_id = $3 AND provider = $1 AND (account = $2 OR account = '' OR $2 = '') AND status = 'captured' AND disposition <> 'none'
+         ORDER BY account <> $2, account LIMIT 1"#,
         payment.provider.name(),
         payment.account,
         payment.payment_id,
-    )
-    .fetch_optional(&mut **tx)
-    .await
+    );
+    let row = row.fetch_optional(&mut **tx).await?;
+    Ok(row.map(|row| Captured { payment: PaymentKey { account: row.account, ..payment.clone() }, order_id: row.order_id, currency: row.currency }))
 }
 
 /// Takes the order's lock without waiting. In a batch other orders are locked already, so waiting could deadlock.
@@ -55,16 +57,17 @@ pub(crate) async fn settle(tx: &mut PgTransaction<'_>, item: &Item<'_>) -> sqlx:
         return Ok(stored);
     };
     let trace = delivery.traceparent.as_deref();
+    let payment = &known.payment;
     let changed = match &delivery.fact {
-        Fact::Refund { payment, refund_id, status, money, ours } => {
-            let news = refunds::News { payment, refund_id, status: *status, money: *money, ours: *ours };
+        Fact::Refund { refund_id, status, money, ours, may_be_release, .. } => {
+            let news = refunds::News { payment, refund_id, status: *status, money: *money, ours: *ours, may_be_release: *may_be_release };
             refunds::learn(tx, &known, &news, trace).await?
         }
-        Fact::RefundsReported { payment, total } => refunds::report(tx, payment, total).await?,
-        Fact::Dispute { payment, dispute_id, status, money, reason } => {
+        Fact::RefundsReported { total, .. } => refunds::report(tx, payment, total).await?,
+        Fact::Dispute { dispute_id, status, money, reason, .. } => {
             disputes::learn(tx, &known, &disputes::News { payment, dispute_id, status: *status, money: *money, reason: reason.as_deref() }, trace).await?
         }
-        Fact::Payment { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => false,
+        Fact::Payment { .. } | Fact::Unsupported { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => false,
     };
     if changed {
         return Ok(Verdict::stored(Outcome::Applied, false, differs));

@@ -1,7 +1,7 @@
 //! Orders and their payments: made by the API, read by people.
 
 use counterfoil_payments::event::{Customer, OrderData, PaymentData};
-use counterfoil_payments::{Contact, Disposition, OrderId, OrderKey, OrderStatus, PaymentKey};
+use counterfoil_payments::{Contact, OrderId, OrderKey, OrderStatus, PaymentKey};
 use serde::Serialize;
 use sqlx::{PgConnection, PgTransaction};
 use uuid::Uuid;
@@ -9,6 +9,7 @@ use uuid::Uuid;
 use crate::disputes::{self, Dispute};
 use crate::refunds::{self, Refund};
 use crate::stored::parsed;
+use crate::{events, settle};
 
 /// Why an order was not made.
 #[derive(Debug, thiserror::Error)]
@@ -201,11 +202,12 @@ pub async fn expire(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Result<Vec<
     .await
 }
 
-/// The checkout session that the shop has opened for an order; its provider is asked what became of it.
+/// The checkout session that the shop has opened for an order; its provider is asked what became of it, and captures that came
+/// of it before and named no order are settled now.
 ///
 /// # Errors
 /// When the database fails. `false` when there is no such order.
-pub async fn set_session(connection: &mut PgConnection, order: Uuid, session: &PaymentKey) -> sqlx::Result<bool> {
+pub async fn set_session(tx: &mut PgTransaction<'_>, order: Uuid, session: &PaymentKey) -> sqlx::Result<bool> {
     let done = sqlx::query!(
         "UPDATE orders SET session_provider = $2, session_account = $3, session_id = $4, updated_at = now() WHERE id = $1",
         order,
@@ -213,9 +215,18 @@ pub async fn set_session(connection: &mut PgConnection, order: Uuid, session: &P
         session.account,
         session.payment_id,
     )
-    .execute(connection)
+    .execute(&mut **tx)
     .await?;
+    settle_checkout(tx, session).await?;
     Ok(done.rows_affected() == 1)
+}
+
+/// Settles captures that named no order and came of this checkout.
+pub(crate) async fn settle_checkout(tx: &mut PgTransaction<'_>, session: &PaymentKey) -> sqlx::Result<()> {
+    for payment in events::unplaced_of_checkout(tx, session).await? {
+        settle::settle_awaiting(tx, &payment).await?;
+    }
+    Ok(())
 }
 
 /// The checkout session of an order, if the shop has told us of one.
@@ -250,14 +261,14 @@ impl Restated {
 }
 
 /// Says anew what a paid order is, by the money that still stands: all that was captured for it in its currency, less what
-/// went back. Takes the order's next version. An order that was never paid keeps its status.
+/// went back; money that another order claims, too, counts only where it paid. Takes the order's next version. An order that
+/// was never paid keeps its status. What went back is read off the payments' positions: call [`crate::positions::advance`] first.
 pub(crate) async fn restate(tx: &mut PgTransaction<'_>, order: Uuid) -> sqlx::Result<Restated> {
     sqlx::query_as!(
         Restated,
         "WITH standing AS (
-            SELECT COALESCE((SELECT sum(p.amount_minor) FROM payments p
-                WHERE p.order_id = o.id AND p.status = 'captured' AND p.currency = o.currency), 0)
-              - COALESCE((SELECT sum(r.amount_minor) FROM refunds r WHERE r.order_id = o.id AND r.status = 'succeeded' AND r.currency = o.currency), 0) AS minor
+            SELECT COALESCE((SELECT sum(p.amount_minor - p.booked_refunded_minor) FROM payments p
+                WHERE p.order_id = o.id AND p.status = 'captured' AND p.currency = o.currency AND (p.disposition = 'settled' OR NOT p.contested)), 0) AS minor
             FROM orders o WHERE o.id = $1)
         UPDATE orders o SET version = o.version + 1, updated_at = now(), status = CASE
             WHEN o.status NOT IN ('paid', 'partially_refunded', 'refunded') THEN o.status
@@ -300,16 +311,7 @@ pub(crate) async fn learn_contact(tx: &mut PgTransaction<'_>, order: Uuid, conta
         customer: Customer { email: row.customer_email, name: row.customer_name, phone: row.customer_phone },
         lines: serde_json::from_value(row.lines).map_err(|error| sqlx::Error::Decode(Box::new(error)))?,
         paid_at,
-        payment: PaymentData {
-            provider,
-            account,
-            payment_id,
-            amount_minor: row.amount_minor,
-            currency,
-            settled_minor: Some(row.amount_minor),
-            before: Disposition::Settled,
-            booked_minor: Some(row.amount_minor),
-            booked_settled_minor: Some(row.amount_minor),
-        },
+        payment: PaymentData { provider, account, payment_id, amount_minor: row.amount_minor, currency, settled_minor: row.amount_minor },
+        books: None,
     }))
 }

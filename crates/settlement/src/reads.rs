@@ -55,8 +55,7 @@ pub async fn claim_due_reads(connection: &mut PgConnection, pending_s: i64, limi
               AND r.created_at < now() - make_interval(secs => $1::bigint::float8)
             UNION ALL
             SELECT p.order_id, 'more was refunded than we know of', 0, p.updated_at FROM payments p
-            WHERE p.refunds_reported_minor > 0 AND p.updated_at < now() - interval '10 seconds' AND p.refunds_reported_minor > COALESCE((SELECT sum(r.amount_minor) FROM refunds r
-                WHERE r.provider = p.provider AND r.account = p.account AND r.payment_id = p.payment_id AND r.provider_refund_id IS NOT NULL), 0)
+            WHERE p.refunds_reported_minor > p.refunds_known_minor AND p.updated_at < now() - interval '10 seconds'
         ), chosen AS (
             SELECT d.id, min(d.why) AS why FROM due d LEFT JOIN provider_reads r ON r.order_id = d.id
             WHERE r.order_id IS NULL OR r.next_read_at <= now() GROUP BY d.id, r.next_read_at

@@ -5,15 +5,15 @@
 //! All of it happens under the order's lock, so that refunds can never come to more than was captured, whoever asks at once.
 
 use counterfoil_outbox::{NewEvent, append};
-use counterfoil_payments::{Money, PaymentKey, RefundStatus, Topic, event};
+use counterfoil_payments::{Books, Money, PaymentKey, RefundStatus, Topic, event};
 use serde_json::json;
 use sqlx::{PgConnection, PgTransaction};
 use uuid::Uuid;
 
 use crate::moneyback::Captured;
-use crate::orders;
 use crate::statement::headers;
 use crate::stored::parsed;
+use crate::{orders, paying, positions};
 
 /// What a provider says of a refund.
 #[derive(Debug)]
@@ -23,6 +23,7 @@ pub(crate) struct News<'a> {
     pub(crate) status: RefundStatus,
     pub(crate) money: Money,
     pub(crate) ours: Option<Uuid>,
+    pub(crate) may_be_release: bool,
 }
 
 /// A refund as it is stored.
@@ -48,8 +49,6 @@ pub struct Refund {
     pub amount_minor: i64,
     /// Their currency.
     pub currency: String,
-    /// What the money was: `sales` or `unallocated`.
-    pub source: String,
     /// Why, in the words of whoever asked.
     pub reason: Option<String>,
     /// The key under which the provider is asked.
@@ -58,6 +57,8 @@ pub struct Refund {
     pub calls: i32,
     /// Why it waits for a person.
     pub held_reason: Option<String>,
+    /// Whether it is in another currency than its payment: it is not booked, and waits for a person.
+    pub foreign_currency: bool,
     /// What its last call met; for on-call, not for the shop.
     #[serde(skip)]
     pub last_error: Option<String>,
@@ -66,14 +67,18 @@ pub struct Refund {
 }
 
 impl Refund {
-    fn payload(&self, before: &str, restated: &orders::Restated) -> serde_json::Value {
-        json!({
+    fn payload(&self, before: &str, restated: &orders::Restated, books: Option<&Books>) -> serde_json::Value {
+        let mut payload = json!({
             "order_id": self.order_id, "version": restated.version, "order_status": restated.status,
             "refund": { "id": self.id, "provider_refund_id": self.provider_refund_id, "origin": self.origin, "status": self.status, "before": before,
-                "amount_minor": self.amount_minor, "currency": self.currency, "source": self.source, "reason": self.reason },
+                "amount_minor": self.amount_minor, "currency": self.currency, "reason": self.reason },
             "payment": { "provider": self.provider, "account": self.account, "payment_id": self.payment_id },
             "reference": restated.reference, "customer": restated.customer(),
-        })
+        });
+        if let Some(books) = books {
+            payload["books"] = json!(books);
+        }
+        payload
     }
 
     /// Its payment.
@@ -88,6 +93,9 @@ impl Refund {
 
 /// Records what a provider says of a refund. `false` when we knew as much.
 pub(crate) async fn learn(tx: &mut PgTransaction<'_>, known: &Captured, news: &News<'_>, trace: Option<&str>) -> sqlx::Result<bool> {
+    if let Some(new) = release(tx, news).await? {
+        return Ok(new);
+    }
     let rows = matching(tx, news).await?;
     let heard_of = rows.iter().any(|row| row.provider_refund_id.is_some());
     let before = rows.iter().filter_map(Row::status).max_by_key(|status| status.rank()).unwrap_or(RefundStatus::Requested);
@@ -103,7 +111,33 @@ pub(crate) async fn learn(tx: &mut PgTransaction<'_>, known: &Captured, news: &N
         announce(tx, id, if rows.is_empty() { RefundStatus::Requested } else { before }, trace).await?;
         return Ok(true);
     }
+    positions::advance(tx, news.payment).await?; // what is explained of the provider's sum may have grown
     Ok(!heard_of)
+}
+
+/// Whether a refund is but the provider's word for the release of what was authorised and not captured: as much as that, without
+/// our mark, and the only one of its payment. Which of two equal ones is taken for it makes no difference to what went back.
+/// `None` when it is a refund; else whether this is the first that was heard of it.
+async fn release(tx: &mut PgTransaction<'_>, news: &News<'_>) -> sqlx::Result<Option<bool>> {
+    let key = news.payment;
+    let row = sqlx::query!(
+        r#"WITH old AS (SELECT release_refund_id FROM payments WHERE provider = $1 AND account = $2 AND payment_id = $3)
+        UPDATE payments p SET release_refund_id = CASE WHEN $6 THEN $4 END FROM old
+        WHERE p.provider = $1 AND p.account = $2 AND p.payment_id = $3 AND p.currency = $7 AND CASE WHEN $6
+            THEN p.released_minor = $5 AND $5 > 0 AND COALESCE(p.release_refund_id, $4) = $4
+                AND NOT EXISTS (SELECT FROM refunds r WHERE r.provider = $1 AND r.account = $2 AND r.provider_refund_id = $4)
+            ELSE p.release_refund_id = $4 END
+        RETURNING old.release_refund_id IS NULL AS "new!""#,
+        key.provider.name(),
+        key.account,
+        key.payment_id,
+        news.refund_id,
+        news.money.amount_minor,
+        news.may_be_release,
+        news.money.currency.code(),
+    );
+    let row = row.fetch_optional(&mut **tx).await?;
+    Ok(row.filter(|_| news.may_be_release).map(|row| row.new))
 }
 
 struct Row {
@@ -144,9 +178,9 @@ async fn matching(tx: &mut PgTransaction<'_>, news: &News<'_>) -> sqlx::Result<V
 async fn insert_foreign(tx: &mut PgTransaction<'_>, known: &Captured, news: &News<'_>) -> sqlx::Result<Uuid> {
     let key = news.payment;
     let what = format!("{}:{}:{}", key.provider, key.account, news.refund_id);
-    let source = if known.disposition == "settled" { "sales" } else { "unallocated" };
+    answer_failed(tx, key, &news.money).await?;
     sqlx::query_scalar!(
-        "INSERT INTO refunds (id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, source, provider_key)
+        "INSERT INTO refunds (id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, foreign_currency, provider_key)
          VALUES ($1, $2, $3, $4, $5, $6, 'provider', 'requested', $7, $8, $9, $10) RETURNING id",
         event::derived_refund(&what),
         known.order_id,
@@ -156,11 +190,27 @@ async fn insert_foreign(tx: &mut PgTransaction<'_>, known: &Captured, news: &New
         news.refund_id,
         news.money.amount_minor,
         news.money.currency.code(),
-        source,
+        known.currency != news.money.currency.code(),
         format!("provider:{what}"),
     )
     .fetch_one(&mut **tx)
     .await
+}
+
+/// A refund that is made or asked for stands for failed ones of the same payment that wanted as much or less.
+pub(crate) async fn answer_failed(tx: &mut PgTransaction<'_>, payment: &PaymentKey, money: &Money) -> sqlx::Result<()> {
+    sqlx::query!(
+        "UPDATE refunds SET answered = true WHERE provider = $1 AND account = $2 AND payment_id = $3 AND status = 'failed' AND NOT answered
+            AND amount_minor <= $4 AND currency = $5",
+        payment.provider.name(),
+        payment.account,
+        payment.payment_id,
+        money.amount_minor,
+        money.currency.code(),
+    )
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
 }
 
 async fn merge(tx: &mut PgTransaction<'_>, rows: &[Row]) -> sqlx::Result<Uuid> {
@@ -185,18 +235,29 @@ async fn update(tx: &mut PgTransaction<'_>, id: Uuid, refund_id: &str, status: R
 /// Says what a refund became: `order.refunded`, or `refund.failed`.
 pub(crate) async fn announce(tx: &mut PgTransaction<'_>, id: Uuid, before: RefundStatus, trace: Option<&str>) -> sqlx::Result<()> {
     let Some(refund) = find(&mut *tx, id).await? else { return Ok(()) };
+    let payment = refund.payment()?;
+    let books = positions::advance(tx, &payment).await?;
     let restated = orders::restate(tx, refund.order_id).await?;
-    let provider = refund.payment()?.provider;
+    let provider = payment.provider;
     let (event_id, topic) = match (RefundStatus::read(&refund.status), &refund.provider_refund_id) {
         (Some(RefundStatus::Requested), _) => (event::refund_requested(id), Topic::RefundRequested),
         (Some(status @ (RefundStatus::Pending | RefundStatus::Succeeded)), Some(theirs)) => {
             (event::order_refunded(provider, theirs, status), Topic::OrderRefunded)
         }
-        _ => (event::refund_failed(id), Topic::RefundFailed),
+        (_, theirs) => (event::refund_failed(id, theirs.as_deref()), Topic::RefundFailed),
     };
-    let (order_id, version, payload) = (refund.order_id, restated.version, refund.payload(before.name(), &restated));
-    append(tx, &NewEvent { event_id, topic: topic.name(), order_id, version, payload, headers: headers(trace) }).await?;
+    let said = (topic != Topic::RefundRequested && currency_fits(&refund, &books)).then_some(&books);
+    let (order_id, version, payload) = (refund.order_id, restated.version, refund.payload(before.name(), &restated, said));
+    positions::announce(tx, &NewEvent { event_id, topic: topic.name(), order_id, version, payload, headers: headers(trace) }, Some(&books)).await?;
+    if topic == Topic::RefundFailed {
+        paying::pay_if_it_fits(tx, order_id, trace).await?; // what had been captured for it is here after all
+    }
     Ok(())
+}
+
+/// Whether a refund moves its payment's money; one in another currency waits for a person.
+fn currency_fits(refund: &Refund, books: &Books) -> bool {
+    refund.currency == books.currency.code()
 }
 
 /// Asks the refunds consumer for a refund once more, by another event.
@@ -204,7 +265,7 @@ pub(crate) async fn ask_again(tx: &mut PgTransaction<'_>, id: Uuid, nth: i32) ->
     let Some(refund) = find(&mut *tx, id).await? else { return Ok(()) };
     let restated = orders::restate(tx, refund.order_id).await?;
     let event_id = event::event_id(&format!("refund.requested:{id}:{nth}"));
-    let (order_id, version, payload) = (refund.order_id, restated.version, refund.payload(RefundStatus::Requested.name(), &restated));
+    let (order_id, version, payload) = (refund.order_id, restated.version, refund.payload(RefundStatus::Requested.name(), &restated, None));
     append(tx, &NewEvent { event_id, topic: Topic::RefundRequested.name(), order_id, version, payload, headers: headers(None) }).await?;
     Ok(())
 }
@@ -232,8 +293,8 @@ pub(crate) async fn report(tx: &mut PgTransaction<'_>, payment: &PaymentKey, tot
 pub async fn find(connection: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<Refund>> {
     sqlx::query_as!(
         Refund,
-        r#"SELECT id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, source, reason, provider_key, calls,
-            held_reason, last_error, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "created_at!" FROM refunds WHERE id = $1"#,
+        r#"SELECT id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, reason, provider_key, calls,
+            held_reason, foreign_currency, last_error, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "created_at!" FROM refunds WHERE id = $1"#,
         id,
     )
     .fetch_optional(connection)
@@ -247,8 +308,8 @@ pub async fn find(connection: &mut PgConnection, id: Uuid) -> sqlx::Result<Optio
 pub async fn refunds_of(connection: &mut PgConnection, order: Uuid) -> sqlx::Result<Vec<Refund>> {
     sqlx::query_as!(
         Refund,
-        r#"SELECT id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, source, reason, provider_key, calls,
-            held_reason, last_error, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "created_at!" FROM refunds WHERE order_id = $1 ORDER BY created_at, id"#,
+        r#"SELECT id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, reason, provider_key, calls,
+            held_reason, foreign_currency, last_error, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "created_at!" FROM refunds WHERE order_id = $1 ORDER BY created_at, id"#,
         order,
     )
     .fetch_all(connection)

@@ -18,8 +18,10 @@ pub(crate) struct Item<'a> {
     pub(crate) positions: Vec<usize>,
     /// How many deliveries this adds to the event: 0 when a stored event is driven again.
     pub(crate) deliveries: i64,
-    /// A later copy with another body.
+    /// A later copy with another body: the first that says something else, or else the last that is spelled otherwise.
     pub(crate) differing: Option<&'a [u8]>,
+    /// Whether one of them says something else.
+    pub(crate) changed: bool,
     /// The order it is about, once resolved.
     pub(crate) order: Option<Uuid>,
 }
@@ -34,12 +36,13 @@ pub(crate) fn fold(batch: &[Delivery]) -> Vec<Item<'_>> {
             let item = &mut items[at];
             item.positions.push(position);
             item.deliveries += 1;
-            if item.delivery.body != delivery.body {
+            if item.delivery.body != delivery.body && !item.changed {
                 item.differing = Some(&delivery.body);
+                item.changed = item.delivery.fact.meaning() != delivery.fact.meaning();
             }
         } else {
             known.insert(key, items.len());
-            items.push(Item { delivery, positions: vec![position], deliveries: 1, differing: None, order: None });
+            items.push(Item { delivery, positions: vec![position], deliveries: 1, differing: None, changed: false, order: None });
         }
     }
     items
@@ -52,7 +55,7 @@ pub(crate) fn next_round<'a, 'b>(items: &mut Vec<(&'b Item<'a>, Uuid, &'b Paymen
     let mut payments = HashSet::new();
     let (round, rest) = std::mem::take(items).into_iter().partition(|(_, order, payment)| {
         let new_order = orders.insert(*order);
-        let new_payment = payments.insert((*payment).clone());
+        let new_payment = payments.insert((payment.provider, payment.payment_id.as_str())); // with its account or without
         new_order && new_payment
     });
     *items = rest;
@@ -75,6 +78,7 @@ mod tests {
             secret_position: 0,
             made_at: None,
             late: false,
+            ids: Vec::new(),
             fact: Fact::Ignored { reason: String::new() },
             traceparent: None,
         }

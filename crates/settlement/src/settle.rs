@@ -2,18 +2,18 @@
 
 use std::collections::{HashMap, HashSet};
 
-use counterfoil_payments::{Contact, Fact, Money, News, OrderKey, PaymentKey};
+use counterfoil_payments::{Contact, Disposition, Fact, Money, News, OrderKey, OrderStatus, PaymentKey, Provider};
 use sqlx::{Connection, PgTransaction};
 use uuid::Uuid;
 
 use crate::aside;
 use crate::classify::{self, Leftover};
 use crate::delivery::{Delivery, Outcome, Settled, Verdict};
-use crate::events::{self, Note};
+use crate::events::{self, Note, Waiting};
 use crate::failure::Failure;
 use crate::rounds::{self, Item};
 use crate::statement::{self, Done};
-use crate::{moneyback, orders};
+use crate::{moneyback, paying};
 
 /// Settles deliveries; the verdicts stand in the order of the batch. One delivery is a batch of one.
 ///
@@ -63,8 +63,19 @@ pub async fn settle_or_wait(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> s
 /// is marked as failed, so that it does not keep its order from being made. Returns the names that something waited for
 /// which waits no longer.
 pub(crate) async fn settle_waiting(tx: &mut PgTransaction<'_>, names: &[String]) -> sqlx::Result<HashSet<String>> {
+    let waiting = events::take_waiting(tx, names).await?;
+    settle_stored(tx, waiting).await
+}
+
+/// Settles again what waits for a payment that is known now.
+pub(crate) async fn settle_awaiting(tx: &mut PgTransaction<'_>, payment: &PaymentKey) -> sqlx::Result<HashSet<String>> {
+    let awaiting = events::take_awaiting(tx, payment).await?;
+    settle_stored(tx, awaiting).await
+}
+
+async fn settle_stored(tx: &mut PgTransaction<'_>, stored: Vec<Waiting>) -> sqlx::Result<HashSet<String>> {
     let mut driven = HashSet::new();
-    for waiting in events::take_waiting(tx, names).await? {
+    for waiting in stored {
         let settled = match waiting.delivery() {
             Ok(delivery) => drive_again(tx, &delivery).await?,
             Err(error) => {
@@ -118,14 +129,24 @@ pub(crate) async fn lock_names(tx: &mut PgTransaction<'_>, names: &[String]) -> 
 fn order_key(fact: &Fact) -> Option<&OrderKey> {
     match fact {
         Fact::Payment { order, .. } => order.as_ref(),
-        Fact::Refund { .. } | Fact::RefundsReported { .. } | Fact::Dispute { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => None,
+        Fact::Unsupported { .. }
+        | Fact::Refund { .. }
+        | Fact::RefundsReported { .. }
+        | Fact::Dispute { .. }
+        | Fact::Ignored { .. }
+        | Fact::Unreadable { .. } => None,
     }
 }
 
 fn payment_of(fact: &Fact) -> Option<(News, Option<Money>, &Contact)> {
     match fact {
         Fact::Payment { news, money, contact, .. } => Some((*news, *money, contact)),
-        Fact::Refund { .. } | Fact::RefundsReported { .. } | Fact::Dispute { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => None,
+        Fact::Unsupported { .. }
+        | Fact::Refund { .. }
+        | Fact::RefundsReported { .. }
+        | Fact::Dispute { .. }
+        | Fact::Ignored { .. }
+        | Fact::Unreadable { .. } => None,
     }
 }
 
@@ -162,14 +183,14 @@ async fn settle_items(tx: &mut PgTransaction<'_>, size: usize, mut items: Vec<It
         for ((item, ..), verdict) in round.iter().zip(classify_round(tx, &round, &done).await?) {
             assign(&mut verdicts, item, &verdict);
         }
-        awaited.extend(round.iter().zip(&done).filter(|(_, done)| done.awaited && done.payment_status.is_some()).map(|((.., payment), _)| payment.waits_for()));
+        awaited.extend(round.iter().zip(&done).filter(|(_, done)| done.awaited && done.payment_status.is_some()).map(|((.., payment), _)| (*payment).clone()));
     }
     for item in money_back {
         let verdict = moneyback::settle(tx, item).await?;
         assign(&mut verdicts, item, &verdict);
     }
-    if !awaited.is_empty() {
-        Box::pin(settle_waiting(tx, &awaited)).await?;
+    for payment in awaited {
+        Box::pin(settle_awaiting(tx, &payment)).await?;
     }
     Ok(verdicts)
 }
@@ -179,7 +200,7 @@ fn note(fact: &Fact) -> Note<'_> {
         Fact::Payment { .. } | Fact::Refund { .. } | Fact::RefundsReported { .. } | Fact::Dispute { .. } => {
             (Outcome::Ignored, "it names no order, and its payment is not known")
         }
-        Fact::Ignored { reason } => (Outcome::Ignored, reason.as_str()),
+        Fact::Unsupported { reason, .. } | Fact::Ignored { reason } => (Outcome::Ignored, reason.as_str()),
         Fact::Unreadable { reason } => (Outcome::Unreadable, reason.as_str()),
     };
     Note { outcome, reason: Some(reason), waits_for: None }
@@ -192,8 +213,13 @@ async fn resolve(tx: &mut PgTransaction<'_>, items: &mut [Item<'_>]) -> sqlx::Re
         match &item.delivery.fact {
             Fact::Payment { order: Some(OrderKey::Id(id)), .. } => item.order = Some(id.0),
             Fact::Payment { order: Some(OrderKey::Reference(reference)), .. } => references.push(reference.as_str().to_owned()),
-            Fact::Payment { order: None, payment, .. } => payments.push(payment.clone()),
-            Fact::Refund { .. } | Fact::RefundsReported { .. } | Fact::Dispute { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => {}
+            Fact::Payment { order: None, payment, details, .. } => payments.push((payment, details.checkout.as_deref())),
+            Fact::Unsupported { .. }
+            | Fact::Refund { .. }
+            | Fact::RefundsReported { .. }
+            | Fact::Dispute { .. }
+            | Fact::Ignored { .. }
+            | Fact::Unreadable { .. } => {}
         }
     }
     let by_reference: HashMap<String, Uuid> = if references.is_empty() {
@@ -207,7 +233,7 @@ async fn resolve(tx: &mut PgTransaction<'_>, items: &mut [Item<'_>]) -> sqlx::Re
         if let Fact::Payment { order, payment, .. } = &item.delivery.fact {
             match order {
                 Some(OrderKey::Reference(reference)) => item.order = by_reference.get(reference.as_str()).copied(),
-                None => item.order = by_payment.get(payment).copied(),
+                None => item.order = by_payment.get(&(payment.provider, payment.payment_id.clone())).copied(),
                 Some(OrderKey::Id(_)) => {}
             }
         }
@@ -215,26 +241,31 @@ async fn resolve(tx: &mut PgTransaction<'_>, items: &mut [Item<'_>]) -> sqlx::Re
     Ok(())
 }
 
-async fn orders_of_payments(tx: &mut PgTransaction<'_>, payments: &[PaymentKey]) -> sqlx::Result<HashMap<PaymentKey, Uuid>> {
+/// The orders of payments whose events name none: the order of the payment's row, or else the one whose shop told us of the
+/// checkout that the payment came of.
+async fn orders_of_payments(tx: &mut PgTransaction<'_>, payments: &[(&PaymentKey, Option<&str>)]) -> sqlx::Result<HashMap<(Provider, String), Uuid>> {
     if payments.is_empty() {
         return Ok(HashMap::new());
     }
-    let providers: Vec<String> = payments.iter().map(|payment| payment.provider.name().to_owned()).collect();
-    let accounts: Vec<String> = payments.iter().map(|payment| payment.account.clone()).collect();
-    let ids: Vec<String> = payments.iter().map(|payment| payment.payment_id.clone()).collect();
+    let providers: Vec<String> = payments.iter().map(|(payment, _)| payment.provider.name().to_owned()).collect();
+    let accounts: Vec<String> = payments.iter().map(|(payment, _)| payment.account.clone()).collect();
+    let ids: Vec<String> = payments.iter().map(|(payment, _)| payment.payment_id.clone()).collect();
+    let checkouts: Vec<Option<String>> = payments.iter().map(|(_, checkout)| checkout.map(str::to_owned)).collect();
     let rows = sqlx::query!(
-        "SELECT p.provider, p.account, p.payment_id, p.order_id FROM payments p
-         JOIN unnest($1::text[], $2::text[], $3::text[]) AS k (provider, account, payment_id) USING (provider, account, payment_id)",
+        r#"SELECT k.provider AS "provider!", k.payment_id AS "payment_id!", COALESCE(
+            (SELECT p.order_id FROM payments p WHERE p.payment_id = k.payment_id AND p.provider = k.provider AND (p.account = k.account OR p.account = '' OR k.account = '')
+                ORDER BY p.account <> k.account, p.account LIMIT 1),
+            (SELECT o.id FROM orders o WHERE o.session_id = k.checkout AND o.session_provider = k.provider
+                AND (o.session_account = k.account OR o.session_account = '' OR k.account = '') ORDER BY o.created_at DESC LIMIT 1)) AS order_id
+         FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS k (provider, account, payment_id, checkout)"#,
         &providers,
         &accounts,
         &ids,
+        &checkouts as &[Option<String>],
     )
     .fetch_all(&mut **tx)
     .await?;
-    Ok(rows
-        .into_iter()
-        .filter_map(|row| Some((PaymentKey { provider: row.provider.parse().ok()?, account: row.account, payment_id: row.payment_id }, row.order_id)))
-        .collect())
+    Ok(rows.into_iter().filter_map(|row| Some(((row.provider.parse().ok()?, row.payment_id), row.order_id?))).collect())
 }
 
 type Round<'a, 'b> = [(&'b Item<'a>, Uuid, &'b PaymentKey)];
@@ -267,12 +298,9 @@ async fn classify_one<'a>(
     if done.fresh != Some(true) {
         return Ok(Verdict::stored(Outcome::read(outcome), true, differs));
     }
+    let trace = delivery.traceparent.as_deref();
     if done.order_became.is_some() {
-        let paid = (done.order_became.as_deref() == Some("paid")).then_some(order);
-        if paid.is_some() && done.payment_before_minor > Some(0) {
-            orders::restate(tx, order).await?; // captured in parts, of which some may have gone back already
-            aside::surplus(tx, order, payment, delivery.traceparent.as_deref()).await?;
-        }
+        let paid = (done.order_became.as_deref() == Some(OrderStatus::Paid.name())).then_some(order);
         if done.others_held == Some(true) {
             aside::now_extra(tx, order).await?;
         }
@@ -281,6 +309,13 @@ async fn classify_one<'a>(
     if contact.email.is_some() && done.order_without_email == Some(true) && done.payment_order == Some(order) {
         classify::contact_known(tx, delivery, order, contact).await?;
     }
+    let payable = done.order_status.as_deref().and_then(OrderStatus::read).is_some_and(OrderStatus::payable);
+    let held = done.payment_order == Some(order) && done.payment_disposition.as_deref() == Some(Disposition::Held.name());
+    if news == News::Captured && payable && held && done.payment_fits == Some(true) && paying::pay_if_it_fits(tx, order, trace).await? {
+        return Ok(Verdict::Settled(Settled { outcome: Outcome::Applied, duplicate: false, differs, paid: Some(order) }));
+    }
+    // As it is stored: one payment may be told of with the platform's own account and without.
+    let payment = &PaymentKey { account: done.payment_account.clone().unwrap_or_default(), ..payment.clone() };
     let outcome = match classify::judge(news, order, money, done) {
         None => Outcome::Applied,
         Some(Leftover::Superseded) => {
@@ -293,6 +328,10 @@ async fn classify_one<'a>(
         }
         Some(Leftover::Held(reason)) => {
             aside::set_aside(tx, delivery, order, payment, Outcome::Held, reason).await?;
+            Outcome::Held
+        }
+        Some(Leftover::Claimed) => {
+            aside::claim(tx, delivery, order, payment).await?;
             Outcome::Held
         }
         Some(Leftover::Grew) => {

@@ -27,16 +27,19 @@ pub(crate) struct Done {
     pub(crate) fresh: Option<bool>,
     pub(crate) outcome: Option<String>,
     pub(crate) differs: Option<bool>,
-    /// The payment's row afterwards.
+    /// The payment's row afterwards. Its account may not be the one that the event states: one payment may be told of with the
+    /// platform's own account and without.
+    pub(crate) payment_account: Option<String>,
     pub(crate) payment_order: Option<Uuid>,
     pub(crate) payment_status: Option<String>,
     pub(crate) payment_disposition: Option<String>,
-    /// What of the payment is captured now, and what was before.
-    pub(crate) payment_minor: Option<i64>,
-    pub(crate) payment_before_minor: Option<i64>,
+    /// Whether exactly what the order costs was captured at some time.
+    pub(crate) payment_fits: Option<bool>,
+    /// Whether more of it is captured than was announced.
+    pub(crate) payment_grew: Option<bool>,
     /// Whether the order became paid while other payments of it are held.
     pub(crate) others_held: Option<bool>,
-    /// Whether refunds or disputes wait for this capture.
+    /// Whether refunds or disputes wait for this capture, or a capture without an order's name waits for this event.
     pub(crate) awaited: bool,
     /// The order's status afterwards, when it changed.
     pub(crate) order_became: Option<String>,
@@ -69,12 +72,18 @@ struct Columns {
     is_final: Vec<bool>,
     made_at: Vec<Option<i64>>,
     late: Vec<bool>,
+    tip_minor: Vec<i64>,
+    meaning: Vec<Uuid>,
+    changed: Vec<bool>,
+    ids: Vec<Option<String>>,
+    released_minor: Vec<i64>,
+    by_price: Vec<bool>,
 }
 
 impl Columns {
     fn push(&mut self, item: &Item<'_>, order: Uuid, payment: &PaymentKey) {
         let delivery = item.delivery;
-        let Fact::Payment { news, money, contact, remark, .. } = &delivery.fact else {
+        let Fact::Payment { news, money, details, contact, remark, .. } = &delivery.fact else {
             return;
         };
         self.n.push(i32::try_from(self.n.len()).expect("a batch is small"));
@@ -102,7 +111,18 @@ impl Columns {
         self.is_final.push(*news == News::FailedFinal);
         self.made_at.push(delivery.made_at);
         self.late.push(delivery.late);
+        self.tip_minor.push(details.tip_minor);
+        self.released_minor.push(details.released_minor);
+        self.by_price.push(details.by_price);
+        self.meaning.push(delivery.fact.meaning());
+        self.changed.push(item.changed);
+        self.ids.push(joined(&delivery.ids));
     }
+}
+
+/// Ids as one text, which SQL takes apart: `unnest` knows no array of arrays. `None` for none.
+pub(crate) fn joined(ids: &[String]) -> Option<String> {
+    (!ids.is_empty()).then(|| ids.join("\u{1f}"))
 }
 
 /// The outbox headers that carry a trace context.
@@ -144,6 +164,12 @@ pub(crate) async fn settle_round(tx: &mut PgTransaction<'_>, round: &[(&Item<'_>
         &c.is_final,
         &c.made_at as &[Option<i64>],
         &c.late,
+        &c.tip_minor,
+        &c.meaning,
+        &c.changed,
+        &c.ids as &[Option<String>],
+        &c.released_minor,
+        &c.by_price,
     )
     .fetch_all(&mut **tx)
     .await

@@ -246,7 +246,7 @@ async fn findings(connection: &mut PgConnection, draw: Uuid, settled_s: i64) -> 
                 WHEN settled AND ticket_status = 'void' AND order_status <> 'refunded' THEN 'its money is here, and its tickets are void'
                 WHEN settled AND reservation_status = 'lost' AND order_status IN ('paid', 'partially_refunded') AND order_back_minor < order_lost_minor
                     THEN 'it has no tickets, and its money has not gone back'
-                WHEN settled AND was_paid AND reservation_status = 'released' THEN 'its order is paid, and nobody has looked for a place'
+                WHEN settled AND order_status IN ('paid', 'partially_refunded') AND reservation_status = 'released' THEN 'its order is paid, and nobody has looked for a place'
             END AS problem FROM lines
             UNION ALL
             SELECT order_id, line, order_id::text, CASE WHEN first_number > before + 1 THEN 'the numbers ' || before + 1 || ' to ' || first_number - 1 || ' in front of its own are missing'

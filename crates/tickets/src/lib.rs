@@ -16,5 +16,5 @@ mod state;
 
 pub use draws::{Change, Draw, DrawRefused, NewDraw, change_draw, create_draw, find_draw};
 pub use mint::{SESSION, apply};
-pub use reserve::{Reservation, Ticket, Unreserved, Wanted, hold, orders_of_place, release_due, release_of, reservations_of, reserve, tickets_of};
+pub use reserve::{Reservation, Ticket, Unreserved, Wanted, hold, orders_of_place, release_due, release_of, reservations_of, reserve, settle_owed, tickets_of};
 pub use state::{Happening, ReservationStatus};

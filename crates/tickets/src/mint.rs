@@ -117,7 +117,6 @@ async fn mint(tx: &mut PgTransaction<'_>, events: &[&Event]) -> sqlx::Result<Vec
                     purchase.lost.push(UnavailableLine { line: line.line, draw_id: line.draw, quantity: line.quantity, amount_minor: line.amount_minor });
                 }
             }
-            Retaken::MoneyGone => {}
         }
     }
     if !retaken.is_empty() {
@@ -163,30 +162,22 @@ enum Retaken {
     Placed,
     /// Others have it.
     SoldOut,
-    /// Its money went back already: nothing is looked for.
-    MoneyGone,
 }
 
 /// Takes a place for money that came late, if its draw has one.
 async fn retake(tx: &mut PgTransaction<'_>, line: &Line) -> sqlx::Result<Retaken> {
-    let known = sqlx::query!(
-        r#"SELECT (SELECT status FROM reservations WHERE order_id = $1 AND line = $2) AS status,
-            EXISTS (SELECT FROM ticket_standings WHERE order_id = $1 AND order_status = 'refunded') AS "gone!""#,
-        line.order.0,
-        line.line
-    );
-    let known = known.fetch_one(&mut **tx).await?;
-    let status = known.status.as_deref();
-    let placed = match status {
+    let known = sqlx::query_scalar!("SELECT status FROM reservations WHERE order_id = $1 AND line = $2", line.order.0, line.line);
+    let known = known.fetch_optional(&mut **tx).await?;
+    let placed = match known.as_deref() {
         Some("lost") => return Ok(Retaken::SoldOut),
         Some("held") => true, // the order was paid in a way that no trigger saw: its place is still counted
         Some("confirmed") => return Ok(Retaken::Placed),
-        _ if known.gone => return Ok(Retaken::MoneyGone),
+        // Also where the money went back meanwhile: the numbers are void from the start, as if the payment had been read first.
         _ => take(tx, line).await? || (release_due(tx, Some(&[line.draw]), RELEASE_MAX).await? > 0 && take(tx, line).await?),
     };
     sqlx::query!(
-        "INSERT INTO reservations (id, order_id, line, draw_id, quantity, status, expires_at) VALUES ($1, $2, $3, $4, $5, $6, now())
-         ON CONFLICT ON CONSTRAINT reservations_one_for_a_line DO UPDATE SET status = excluded.status, reason = NULL, updated_at = now()",
+        "INSERT INTO reservations (id, order_id, line, draw_id, quantity, status, expires_at, owed) VALUES ($1, $2, $3, $4, $5, $6, now(), $6 = 'lost')
+         ON CONFLICT ON CONSTRAINT reservations_one_for_a_line DO UPDATE SET status = excluded.status, owed = excluded.owed, reason = NULL, updated_at = now()",
         Uuid::now_v7(),
         line.order.0,
         line.line,

@@ -257,6 +257,21 @@ pub async fn release_of(tx: &mut PgTransaction<'_>, order: Uuid) -> sqlx::Result
     give_back(tx, &held).await
 }
 
+/// Forgets lines without a place whose money went back: nobody waits for them any more. At most `limit`; returns how many.
+///
+/// # Errors
+/// When the database fails.
+pub async fn settle_owed(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Result<u64> {
+    let done = sqlx::query!(
+        "UPDATE reservations SET owed = false WHERE id IN (
+            SELECT r.id FROM reservations r JOIN orders o ON o.id = r.order_id JOIN ticket_money m ON m.order_id = o.id
+            WHERE r.owed AND (r.status = 'confirmed' OR o.status NOT IN ('paid', 'partially_refunded') OR (r.status = 'lost' AND m.back_minor >= m.lost_minor))
+            LIMIT $1 FOR UPDATE OF r SKIP LOCKED)",
+        limit
+    );
+    Ok(done.execute(&mut **tx).await?.rows_affected())
+}
+
 async fn give_back(tx: &mut PgTransaction<'_>, reservations: &[Uuid]) -> sqlx::Result<i64> {
     if reservations.is_empty() {
         return Ok(0);

@@ -8,7 +8,7 @@ use counterfoil_ledger::check::differences;
 use counterfoil_providers::{Apis, Mode};
 use counterfoil_settlement::housekeeping;
 use counterfoil_settlement::{claim_due_reads, erase_again, erased_lately, expire, plan_of, purge_tokens};
-use counterfoil_tickets::release_due;
+use counterfoil_tickets::{release_due, settle_owed};
 use sqlx::{Connection, PgConnection, PgPool};
 
 use super::{Rhythm, read_again};
@@ -83,6 +83,7 @@ impl Jobs {
     pub(super) async fn release_places(&self) -> anyhow::Result<usize> {
         let mut tx = self.pool.begin().await?;
         let released = release_due(&mut tx, None, BATCH).await?;
+        settle_owed(&mut tx, BATCH).await?;
         tx.commit().await?;
         Ok(usize::try_from(released)?)
     }

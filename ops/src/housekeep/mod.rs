@@ -67,6 +67,7 @@ pub(crate) fn read_again(event: &Deferred, mode: Mode) -> Option<Delivery> {
         secret_position: 0,
         made_at: reading.made_at,
         late: false,
+        ids: reading.ids,
         fact: reading.fact,
         traceparent: None,
     })

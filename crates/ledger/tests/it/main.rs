@@ -2,29 +2,29 @@
 
 use counterfoil_ledger::post;
 use counterfoil_payments::event::{Body, OrderData, PaymentData, PaymentEventData};
-use counterfoil_payments::{Disposition, Event, OrderId, Provider};
+use counterfoil_payments::{Books, Event, OrderId, Position, Provider};
 use counterfoil_tests::Stage;
 use uuid::Uuid;
 
-fn payment(before: Disposition) -> PaymentData {
-    PaymentData {
-        provider: Provider::Stripe,
-        account: String::new(),
-        payment_id: "pi_1".into(),
-        amount_minor: 1099,
-        currency: "EUR".parse().unwrap(),
-        settled_minor: None,
-        before,
-        booked_minor: None,
-        booked_settled_minor: None,
-    }
+/// Of 10.99 EUR captured, what pays the order.
+fn at(captured_minor: i64, settled_minor: i64) -> Position {
+    Position { captured_minor, settled_minor, ..Position::default() }
+}
+
+fn books(before: Position, after: Position) -> Option<Books> {
+    Some(Books { currency: "EUR".parse().unwrap(), before, after })
+}
+
+fn payment() -> PaymentData {
+    let currency = "EUR".parse().unwrap();
+    PaymentData { provider: Provider::Stripe, account: String::new(), payment_id: "pi_1".into(), amount_minor: 1099, currency, settled_minor: 0 }
 }
 
 fn event(body: Body) -> Event {
     Event { id: Uuid::new_v4(), order_id: OrderId(Uuid::nil()), time: "2026-11-29T10:00:00Z".into(), body }
 }
 
-fn paid(before: Disposition) -> Event {
+fn paid(before: Position) -> Event {
     event(Body::OrderPaid(OrderData {
         order_id: OrderId(Uuid::nil()),
         reference: "r".into(),
@@ -34,20 +34,22 @@ fn paid(before: Disposition) -> Event {
         customer: Default::default(),
         lines: Vec::new(),
         paid_at: String::new(),
-        payment: payment(before),
+        payment: payment(),
+        books: books(before, at(1099, 1099)),
     }))
 }
 
-fn aside(before: Disposition) -> PaymentEventData {
-    PaymentEventData {
+fn aside(before: Position, after: Position) -> Event {
+    event(Body::PaymentHeld(PaymentEventData {
         order_id: OrderId(Uuid::nil()),
         version: 2,
         reason: "already_paid".into(),
-        payment: payment(before),
+        payment: payment(),
+        books: books(before, after),
         order_status: None,
         reference: None,
         customer: None,
-    }
+    }))
 }
 
 async fn balances(stage: &Stage) -> Vec<(String, i64)> {
@@ -64,7 +66,7 @@ async fn posted(stage: &Stage, events: &[&Event]) {
 #[tokio::test]
 async fn order_paid_debits_the_receivable_and_credits_sales_once_however_often_it_is_posted() {
     let stage = Stage::with_schema().await;
-    let event = paid(Disposition::None);
+    let event = paid(at(0, 0));
     posted(&stage, &[&event]).await;
     posted(&stage, &[&event]).await;
     assert_eq!(balances(&stage).await, [("assets:receivable:stripe".to_owned(), 1099), ("income:sales".to_owned(), -1099)]);
@@ -75,13 +77,49 @@ async fn order_paid_debits_the_receivable_and_credits_sales_once_however_often_i
 async fn held_and_extra_money_is_unallocated_and_reclassified_never_booked_twice_in_any_order() {
     for held_first in [true, false] {
         let stage = Stage::with_schema().await;
-        let (held, later) = (event(Body::PaymentHeld(aside(Disposition::None))), paid(Disposition::Held));
+        let (held, later) = (aside(at(0, 0), at(1099, 0)), paid(at(1099, 0)));
         let (first, second) = if held_first { (&held, &later) } else { (&later, &held) };
         posted(&stage, &[first]).await;
         posted(&stage, &[second]).await;
-        posted(&stage, &[&event(Body::PaymentHeld(aside(Disposition::Settled))), &event(Body::PaymentExtra(aside(Disposition::Extra)))]).await;
+        posted(&stage, &[&aside(at(1099, 1099), at(1099, 1099))]).await;
         let wanted = [("assets:receivable:stripe".to_owned(), 1099), ("income:sales".to_owned(), -1099), ("liabilities:unallocated".to_owned(), 0)];
         assert_eq!(balances(&stage).await, wanted);
+    }
+}
+
+#[tokio::test]
+async fn each_step_of_a_payment_posts_what_the_table_says_and_all_of_them_its_last_position_in_any_order() {
+    let whole = Position { captured_minor: 2200, settled_minor: 1099, tip_minor: 200, ..Position::default() };
+    let steps = [
+        Position::default(),
+        Position { captured_minor: 1000, ..Position::default() },
+        whole,
+        Position { refund_pending_minor: 901, ..whole },
+        Position { refunded_minor: 1000, ..whole },
+        Position { refunded_minor: 1000, disputed_minor: 1200, ..whole },
+        Position { refunded_minor: 1000, charged_back_minor: 1200, ..whole },
+    ];
+    let events: Vec<Event> = steps.windows(2).map(|pair| aside(pair[0], pair[1])).collect();
+    let wanted = [
+        ("assets:disputed:stripe", 0),
+        ("assets:receivable:stripe", 0),
+        ("expenses:chargebacks", 1200),
+        ("income:refunds", 99), // 901 belonged to nobody and went first
+        ("income:sales", -1099),
+        ("income:tips", -200),
+        ("liabilities:refunds_pending", 0),
+        ("liabilities:unallocated", 0),
+    ];
+    for reversed in [false, true] {
+        let stage = Stage::with_schema().await;
+        let mut order: Vec<&Event> = events.iter().collect();
+        if reversed {
+            order.reverse();
+        }
+        for event in order {
+            posted(&stage, &[event]).await;
+        }
+        assert_eq!(balances(&stage).await, wanted.map(|(account, minor)| (account.to_owned(), minor)));
     }
 }
 
@@ -105,7 +143,7 @@ async fn lines_that_do_not_sum_to_zero_and_entries_without_lines_are_refused_at_
 #[tokio::test]
 async fn the_books_are_append_only_by_trigger_and_by_permission() {
     let stage = Stage::with_schema().await;
-    posted(&stage, &[&paid(Disposition::None)]).await;
+    posted(&stage, &[&paid(at(0, 0))]).await;
     for change in [
         "UPDATE ledger_lines SET amount_minor = 0",
         "DELETE FROM ledger_lines",

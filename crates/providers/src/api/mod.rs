@@ -96,12 +96,30 @@ impl PaymentState {
         matches!(self.fact, Fact::Payment { news: counterfoil_payments::News::Captured, .. })
     }
 
+    /// How far the payment got; 0 for a state that is not acted on.
+    fn rank(&self) -> i16 {
+        match &self.fact {
+            Fact::Payment { news, .. } => news.payment_status().rank(),
+            Fact::Unsupported { .. }
+            | Fact::Refund { .. }
+            | Fact::RefundsReported { .. }
+            | Fact::Dispute { .. }
+            | Fact::Ignored { .. }
+            | Fact::Unreadable { .. } => 0,
+        }
+    }
+
     /// The order that the payment names.
     #[must_use]
     pub fn order(&self) -> Option<&OrderKey> {
         match &self.fact {
             Fact::Payment { order, .. } => order.as_ref(),
-            Fact::Refund { .. } | Fact::RefundsReported { .. } | Fact::Dispute { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => None,
+            Fact::Unsupported { .. }
+            | Fact::Refund { .. }
+            | Fact::RefundsReported { .. }
+            | Fact::Dispute { .. }
+            | Fact::Ignored { .. }
+            | Fact::Unreadable { .. } => None,
         }
     }
 }
@@ -160,7 +178,7 @@ impl Api {
         match self.provider {
             Provider::Stripe => stripe::session(&self.wire, session).await,
             Provider::Razorpay => razorpay::order(&self.wire, session).await,
-            Provider::Square => square::payment(&self.wire, session).await,
+            Provider::Square => square::session(&self.wire, session).await,
             Provider::Standard => Err(CallError::Refused("this sender has no API".into())),
         }
     }
@@ -196,8 +214,11 @@ impl Api {
 fn answer_of(fact: &Fact) -> Result<RefundAnswer, CallError> {
     match fact {
         Fact::Refund { refund_id, status, .. } => Ok(RefundAnswer { refund_id: refund_id.clone(), status: *status }),
-        Fact::Payment { .. } | Fact::RefundsReported { .. } | Fact::Dispute { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => {
-            Err(CallError::Unknown("the answer is no refund".into()))
-        }
+        Fact::Payment { .. }
+        | Fact::Unsupported { .. }
+        | Fact::RefundsReported { .. }
+        | Fact::Dispute { .. }
+        | Fact::Ignored { .. }
+        | Fact::Unreadable { .. } => Err(CallError::Unknown("the answer is no refund".into())),
     }
 }

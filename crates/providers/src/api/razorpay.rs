@@ -1,6 +1,6 @@
 //! Razorpay's API (razorpay.com/docs/api): refunds, payments, orders.
 
-use counterfoil_payments::{Fact, PaymentKey};
+use counterfoil_payments::{Fact, News, PaymentKey};
 use reqwest::Method;
 use serde::Deserialize;
 use serde_json::json;
@@ -28,7 +28,7 @@ pub(super) async fn payment(wire: &Wire, key: &PaymentKey) -> Result<PaymentStat
 
 async fn state_of(wire: &Wire, text: &str) -> Result<PaymentState, CallError> {
     let entity: Entity<'_> = serde_json::from_str(text).map_err(|error| wire.unread(&error.into()))?;
-    let refunded_minor = json::integer(entity.amount_refunded).unwrap_or(0);
+    let reported = json::integer(entity.amount_refunded).unwrap_or(0);
     let noted = entity.noted_order().map_err(|error| wire.unread(&error))?;
     let order_text = match (noted, json::text(entity.order_id)) {
         (None, Some(order)) => {
@@ -39,7 +39,8 @@ async fn state_of(wire: &Wire, text: &str) -> Result<PaymentState, CallError> {
     };
     let order: Option<Entity<'_>> = order_text.as_deref().map(serde_json::from_str).transpose().map_err(|error| wire.unread(&error.into()))?;
     let fact = payment_fact(entity, order).map_err(|error| wire.unread(&error))?;
-    Ok(PaymentState { fact, refunded_minor })
+    let captured = matches!(fact, Fact::Payment { news: News::Captured, .. });
+    Ok(PaymentState { fact, refunded_minor: if captured { reported } else { 0 } })
 }
 
 /// Reads the payment of a Razorpay order that got furthest.

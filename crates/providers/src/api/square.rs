@@ -16,6 +16,29 @@ const VERSION: &str = "2025-01-23";
 /// Longest idempotency key.
 const KEY_CHARS_MAX: usize = 45;
 
+/// Tenders of one of Square's orders that are read: more than anybody splits a payment into at a checkout.
+const TENDERS_MAX: usize = 10;
+
+#[derive(Deserialize)]
+struct OrderAnswer<'a> {
+    #[serde(borrow)]
+    order: Raw<'a>,
+}
+
+#[derive(Deserialize)]
+struct Order<'a> {
+    #[serde(borrow, default)]
+    tenders: Option<Vec<Raw<'a>>>,
+}
+
+#[derive(Deserialize)]
+struct Tender<'a> {
+    #[serde(borrow)]
+    id: Raw<'a>,
+    #[serde(borrow)]
+    payment_id: Raw<'a>,
+}
+
 #[derive(Deserialize)]
 struct Answer<'a> {
     #[serde(borrow)]
@@ -41,6 +64,34 @@ pub(super) async fn payment(wire: &Wire, key: &PaymentKey) -> Result<PaymentStat
     let refunded_minor = money(payment.refunded_money).ok().flatten().map_or(0, |money| money.amount_minor);
     let fact = payment_fact("a payment", &payment).map_err(|error| wire.unread(&error))?;
     Ok(PaymentState { fact, refunded_minor })
+}
+
+/// Reads the payment of one of Square's orders that got furthest; a payment link makes such an order. A shop that told us a
+/// payment's id instead is answered by that payment.
+pub(super) async fn session(wire: &Wire, key: &PaymentKey) -> Result<PaymentState, CallError> {
+    let request = wire.request(Method::GET, &["v2", "orders", &key.payment_id], &[]).header("Square-Version", VERSION);
+    let body = match wire.send(request).await {
+        Ok(body) => body,
+        Err(CallError::NotFound(_)) => return payment(wire, key).await,
+        Err(error) => return Err(error),
+    };
+    let mut furthest: Option<PaymentState> = None;
+    for payment_id in tenders(wire, &json::body_text(&body))? {
+        let state = payment(wire, &PaymentKey { payment_id, ..key.clone() }).await?;
+        if furthest.as_ref().is_none_or(|known| state.rank() > known.rank()) {
+            furthest = Some(state);
+        }
+    }
+    furthest.ok_or_else(|| CallError::NotFound("the order has no payment yet".into()))
+}
+
+/// The payments of an order; a tender of an older order has the id of its payment itself.
+fn tenders(wire: &Wire, text: &str) -> Result<Vec<String>, CallError> {
+    let answer: OrderAnswer<'_> = serde_json::from_str(text).map_err(|error| wire.unread(&error.into()))?;
+    let order: Option<Order<'_>> = json::object(answer.order).map_err(|error| wire.unread(&error))?;
+    let raw = order.and_then(|order| order.tenders).unwrap_or_default();
+    let read = raw.into_iter().take(TENDERS_MAX).filter_map(|tender| json::object::<Tender<'_>>(tender).ok().flatten());
+    Ok(read.filter_map(|tender| json::text(tender.payment_id).or_else(|| json::text(tender.id))).collect())
 }
 
 pub(super) async fn refunds_of(wire: &Wire, key: &PaymentKey) -> Result<Vec<Fact>, CallError> {

@@ -1,6 +1,6 @@
 //! Stripe's API (docs.stripe.com/api): refunds, payment intents, charges, checkout sessions.
 
-use counterfoil_payments::{Currency, Fact, PaymentKey};
+use counterfoil_payments::{Currency, Fact, News, PaymentKey};
 use reqwest::{Method, RequestBuilder};
 use serde::Deserialize;
 use url::form_urlencoded::Serializer;
@@ -8,7 +8,7 @@ use url::form_urlencoded::Serializer;
 use super::wire::{Wire, fitting};
 use super::{CallError, PaymentState, RefundAnswer, RefundCall, answer_of};
 use crate::json::{self, Raw};
-use crate::stripe::{Object, minor_units, object_fact};
+use crate::stripe::{Object, Releases, Told, minor_units, object_fact, released_minor};
 
 /// Pinned, so that a change of the account's default version changes nothing here.
 const VERSION: &str = "2026-07-29.dahlia";
@@ -42,15 +42,26 @@ pub(super) async fn payment(wire: &Wire, key: &PaymentKey) -> Result<PaymentStat
     let text = json::body_text(&body).into_owned();
     let object: Object<'_> = serde_json::from_str(&text).map_err(|error| wire.unread(&error.into()))?;
     let latest: Option<Object<'_>> = json::object(object.latest_charge).map_err(|error| wire.unread(&error))?;
-    let refunded = json::integer(latest.as_ref().map_or(object.amount_refunded, |charge| charge.amount_refunded)).unwrap_or(0);
-    let mut fact = object_fact(event_type(charge, &object), &key.account, &object).map_err(|error| wire.unread(&error))?;
-    let refunded_minor = in_minor_units(&fact, refunded);
+    let reported = json::integer(latest.as_ref().map_or(object.amount_refunded, |charge| charge.amount_refunded)).unwrap_or(0);
+    let mut fact = object_fact(&told(event_type(charge, &object), key), &object).map_err(|error| wire.unread(&error))?;
+    let released = released_minor(&object).map_err(|error| wire.unread(&error))?;
+    let refunded_minor = gone_back(in_minor_units(&fact, reported), released);
     if let Fact::Payment { order: order @ None, .. } = &mut fact
         && !charge
     {
         *order = order_of_session(wire, key).await?;
     }
     Ok(PaymentState { fact, refunded_minor })
+}
+
+fn told<'a>(event_type: &'a str, key: &'a PaymentKey) -> Told<'a> {
+    // Payments of before the pinned version may be listed with what was released among their refunds.
+    Told { event_type, account: &key.account, releases: Releases::AreRefunds }
+}
+
+/// What went back of a payment: not what had been authorised and was released, which older versions count among it.
+fn gone_back(reported: i64, released: i64) -> i64 {
+    if reported >= released { reported - released } else { reported }
 }
 
 fn in_minor_units(fact: &Fact, amount: i64) -> i64 {
@@ -82,13 +93,13 @@ async fn order_of_session(wire: &Wire, key: &PaymentKey) -> Result<Option<counte
     let list: List<'_> = serde_json::from_str(&text).map_err(|error| wire.unread(&error.into()))?;
     let Some(session) = list.data.into_iter().flatten().next() else { return Ok(None) };
     let object: Object<'_> = serde_json::from_str(session.get()).map_err(|error| wire.unread(&error.into()))?;
-    Ok(match object_fact("checkout.session.completed", &key.account, &object) {
+    Ok(match object_fact(&told("checkout.session.completed", key), &object) {
         Ok(Fact::Payment { order, .. }) => order,
         _ => None,
     })
 }
 
-/// Reads a checkout session.
+/// Reads a checkout session; how much was captured, from its payment intent: the session knows its price alone.
 pub(super) async fn session(wire: &Wire, key: &PaymentKey) -> Result<PaymentState, CallError> {
     let body = wire.send(prepared(wire.request(Method::GET, &["v1", "checkout", "sessions", &key.payment_id], &[]), &key.account)).await?;
     let text = json::body_text(&body).into_owned();
@@ -98,8 +109,17 @@ pub(super) async fn session(wire: &Wire, key: &PaymentKey) -> Result<PaymentStat
         Some("expired") => "checkout.session.expired",
         _ => "a state that is not acted on",
     };
-    let fact = object_fact(event_type, &key.account, &object).map_err(|error| wire.unread(&error))?;
-    Ok(PaymentState { fact, refunded_minor: 0 })
+    let fact = object_fact(&told(event_type, key), &object).map_err(|error| wire.unread(&error))?;
+    let (Fact::Payment { news: News::Captured | News::Pending, payment: intent, order, contact, .. }, Some(_)) = (&fact, json::id(object.payment_intent))
+    else {
+        return Ok(PaymentState { fact, refunded_minor: 0 });
+    };
+    let mut state = Box::pin(payment(wire, intent)).await?;
+    if let Fact::Payment { order: named, contact: who, .. } = &mut state.fact {
+        *named = order.clone().or(named.take());
+        *who = contact.clone();
+    }
+    Ok(state)
 }
 
 /// The parameter that names a payment.
@@ -118,7 +138,8 @@ pub(super) async fn refunds_of(wire: &Wire, key: &PaymentKey) -> Result<Vec<Fact
 
 fn refund_fact(wire: &Wire, account: &str, text: &str) -> Result<Fact, CallError> {
     let object: Object<'_> = serde_json::from_str(text).map_err(|error| wire.unread(&error.into()))?;
-    object_fact("refund.updated", account, &object).map_err(|error| wire.unread(&error))
+    let told = Told { event_type: "refund.updated", account, releases: Releases::AreRefunds };
+    object_fact(&told, &object).map_err(|error| wire.unread(&error))
 }
 
 pub(super) async fn refund(wire: &Wire, call: &RefundCall) -> Result<RefundAnswer, CallError> {

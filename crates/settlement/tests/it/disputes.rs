@@ -17,8 +17,7 @@ async fn paid(pool: &PgPool, payment: &str) -> Uuid {
 async fn ask(pool: &PgPool, order_id: Uuid, amount: i64) -> Result<(), RefundRefused> {
     let mut tx = pool.begin().await.unwrap();
     let id = Uuid::new_v4();
-    let new =
-        NewRefund { id, order_id, payment_id: None, amount_minor: Some(amount), origin: "api", reason: None, provider_key: id.to_string(), made_by: None };
+    let new = NewRefund { id, order_id, payment: None, amount_minor: Some(amount), origin: "api", reason: None, provider_key: id.to_string(), made_by: None };
     let made = request_refund(&mut tx, &new, None).await.map(|_| ());
     // Awaited either way: a transaction that is only dropped keeps its locks for a moment.
     if made.is_ok() {

@@ -7,7 +7,7 @@ use serde_json::Value;
 use sqlx::PgPool;
 use uuid::Uuid;
 
-use crate::support::{delivery, dispute, news, order, outcomes, refund};
+use crate::support::{delivery, dispute, named, news, order, outcomes, refund};
 
 /// Names of all fields, with their paths; of a list, those of its first item.
 fn shape(value: &Value, path: &str, into: &mut Vec<String>) {
@@ -27,9 +27,9 @@ async fn every_payload_that_settlement_writes_has_exactly_the_fields_of_its_gold
     let pool = Stage::with_schema().await.pool();
     let bare: Uuid = sqlx::query_scalar("INSERT INTO orders (reference, amount_minor, currency, lines) VALUES ('bare', 1099, 'EUR', '[{\"description\": \"Tea\", \"quantity\": 1, \"amount_minor\": 1099}]') RETURNING id").fetch_one(&pool).await.unwrap();
     let late = match news(News::Captured, bare, "pi_1") {
-        Delivery { fact: Fact::Payment { news, payment, order, money, .. }, .. } => {
+        Delivery { fact: Fact::Payment { news, payment, order, money, details, .. }, .. } => {
             let contact = Contact { email: Some("late@example.com".into()), ..Contact::default() };
-            Delivery { fact: Fact::Payment { news, payment, order, money, contact, remark: None }, ..self::news(News::Captured, bare, "pi_1") }
+            Delivery { fact: Fact::Payment { news, payment, order, money, details, contact, remark: None }, ..self::news(News::Captured, bare, "pi_1") }
         }
         other => other,
     };
@@ -41,7 +41,7 @@ async fn every_payload_that_settlement_writes_has_exactly_the_fields_of_its_gold
     let new = NewRefund {
         id: Uuid::new_v4(),
         order_id: bare,
-        payment_id: Some("pi_2".into()),
+        payment: named("pi_2"),
         amount_minor: Some(1),
         origin: "api",
         reason: None,

@@ -62,7 +62,7 @@ async fn a_key_left_in_progress_by_a_crash_is_completed_with_its_works_answer_or
     let new = NewRefund {
         id: refund_id,
         order_id: id,
-        payment_id: None,
+        payment: None,
         amount_minor: Some(5),
         origin: "api",
         reason: None,
@@ -104,7 +104,7 @@ async fn a_purge_never_reopens_the_door_order_state_and_unique_facts_still_guard
     outcomes(&pool, &batch).await;
     let made_by = Some(("shop".to_owned(), "key".to_owned()));
     let new =
-        NewRefund { id: Uuid::new_v4(), order_id: id, payment_id: None, amount_minor: Some(5), origin: "api", reason: None, provider_key: "k".into(), made_by };
+        NewRefund { id: Uuid::new_v4(), order_id: id, payment: None, amount_minor: Some(5), origin: "api", reason: None, provider_key: "k".into(), made_by };
     let mut tx = pool.begin().await.unwrap();
     request_refund(&mut tx, &new, None).await.unwrap();
     tx.commit().await.unwrap();

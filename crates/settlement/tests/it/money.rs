@@ -1,13 +1,13 @@
 //! Whose money it is, and whether it fits.
 
-use counterfoil_payments::{Contact, Fact, News, OrderId, OrderKey};
-use counterfoil_settlement::{Delivery, Outcome, Settled, Verdict};
+use counterfoil_payments::{Contact, Fact, News, OrderId, OrderKey, RefundStatus};
+use counterfoil_settlement::{Delivery, Outcome, Settled, Verdict, housekeeping};
 use counterfoil_tests::Stage;
 use serde_json::Value;
 use sqlx::PgPool;
 use uuid::Uuid;
 
-use crate::support::{create, delivery, disposition, new_order, news, order, outcome, outcomes, settled, settled_or_waiting, status, topics};
+use crate::support::{create, delivery, disposition, new_order, news, order, outcome, outcomes, refund, settled, settled_or_waiting, status, topics};
 
 fn for_order(order: Uuid, payment: &str, amount_minor: i64, currency: &str) -> Delivery {
     delivery(News::Captured, Some(OrderKey::Id(OrderId(order))), payment, amount_minor, currency)
@@ -46,19 +46,51 @@ async fn one_payment_for_two_orders_pays_the_first_and_is_held_for_the_second() 
     assert_eq!((status(&pool, one).await, status(&pool, two).await), ("paid".into(), "pending_payment".into()));
     assert_eq!(topics(&pool, two).await, ["payment.held"]);
     let held = payload(&pool, "payment.held").await;
-    assert_eq!((held["reason"].as_str(), held["payment"]["before"].as_str()), (Some("claimed_by_other_order"), Some("settled")));
+    assert_eq!((held["reason"].as_str(), held.get("books")), (Some("claimed_by_other_order"), None), "no money moves by a claim");
     assert_eq!(disposition(&pool, "pi_1").await, ("captured".into(), "settled".into()));
 }
 
 #[tokio::test]
-async fn a_pending_payment_of_one_order_that_is_captured_for_another_pays_neither_and_is_held() {
+async fn an_attempt_without_money_binds_nobody_it_pays_the_order_that_its_capture_names() {
     let pool = Stage::with_schema().await.pool();
-    let (one, two) = (order(&pool).await, order(&pool).await);
-    assert_eq!(outcomes(&pool, &[news(News::Pending, one, "pi_1")]).await, [Outcome::Applied]);
-    assert_eq!(outcomes(&pool, &[news(News::Captured, two, "pi_1")]).await, [Outcome::Held]);
-    assert_eq!(disposition(&pool, "pi_1").await, ("captured".into(), "held".into()));
-    assert_eq!(payload(&pool, "payment.held").await["payment"]["before"], "none");
-    assert_eq!((status(&pool, one).await, status(&pool, two).await), ("payment_pending".into(), "pending_payment".into()));
+    for (attempt, waits) in [(News::Pending, "payment_pending"), (News::Failed, "pending_payment"), (News::Authorised, "payment_pending")] {
+        for capture_first in [false, true] {
+            let (one, two, payment) = (order(&pool).await, order(&pool).await, format!("pi_{attempt:?}_{capture_first}"));
+            let mut told = vec![news(attempt, one, &payment), news(News::Captured, two, &payment)];
+            if capture_first {
+                told.reverse();
+            }
+            for event in told {
+                outcomes(&pool, &[event]).await;
+            }
+            assert_eq!(disposition(&pool, &payment).await, ("captured".into(), "settled".into()));
+            assert_eq!((status(&pool, one).await, status(&pool, two).await), (waits.into(), "paid".into()));
+        }
+    }
+}
+
+/// A fails under one intent and is paid by another; the first intent is then captured for B. When A's own payment goes back,
+/// nothing stands in for it.
+#[tokio::test]
+async fn money_that_another_order_claims_stands_in_for_nothing() {
+    let pool = Stage::with_schema().await.pool();
+    let (a, b) = (order(&pool).await, order(&pool).await);
+    outcomes(&pool, &[news(News::Failed, a, "pi_1")]).await;
+    outcomes(&pool, &[news(News::Captured, a, "pi_2")]).await;
+    outcomes(&pool, &[news(News::Captured, b, "pi_1")]).await;
+    outcomes(&pool, &[refund("pi_2", "re_2", RefundStatus::Succeeded, 1099)]).await;
+    assert_eq!((status(&pool, a).await, status(&pool, b).await), ("refunded".into(), "paid".into()));
+    // A second payment of a third order stands in for the first one, until another order claims it.
+    let c = order(&pool).await;
+    outcomes(&pool, &[news(News::Captured, c, "pi_3")]).await;
+    outcomes(&pool, &[news(News::Captured, c, "pi_4")]).await;
+    outcomes(&pool, &[refund("pi_3", "re_3", RefundStatus::Succeeded, 1099)]).await;
+    assert_eq!(status(&pool, c).await, "paid");
+    assert_eq!(outcomes(&pool, &[news(News::Captured, order(&pool).await, "pi_4")]).await, [Outcome::Held]);
+    let mut tx = pool.begin().await.unwrap();
+    housekeeping::drive_waiting(&mut tx, 100).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(status(&pool, c).await, "refunded");
 }
 
 #[tokio::test]
@@ -124,18 +156,18 @@ async fn a_contact_that_comes_after_the_payment_is_stored_and_said_once() {
     let id: Uuid =
         sqlx::query_scalar("INSERT INTO orders (reference, amount_minor, currency) VALUES ('bare', 1099, 'EUR') RETURNING id").fetch_one(&pool).await.unwrap();
     let with_contact = |event: Delivery| match event.fact {
-        Fact::Payment { news, payment, order, money, .. } => {
+        Fact::Payment { news, payment, order, money, details, .. } => {
             let contact = Contact { email: Some("late@example.com".into()), name: Some("Late".into()), phone: None };
-            Delivery { fact: Fact::Payment { news, payment, order, money, contact, remark: None }, ..event }
+            Delivery { fact: Fact::Payment { news, payment, order, money, details, contact, remark: None }, ..event }
         }
-        Fact::Refund { .. } | Fact::RefundsReported { .. } | Fact::Dispute { .. } | Fact::Ignored { .. } | Fact::Unreadable { .. } => unreachable!(),
+        _ => unreachable!(),
     };
     let batch = [news(News::Captured, id, "pi_1"), with_contact(news(News::Captured, id, "pi_1")), with_contact(news(News::Captured, id, "pi_1"))];
     assert_eq!(outcomes(&pool, &batch).await, [Outcome::Applied, Outcome::Superseded, Outcome::Superseded]);
     assert_eq!(topics(&pool, id).await, ["order.paid", "order.contact_known"]);
     assert_eq!(payload(&pool, "order.paid").await["customer"]["email"], Value::Null);
     let known = payload(&pool, "order.contact_known").await;
-    assert_eq!((known["customer"]["email"].as_str(), known["payment"]["before"].as_str()), (Some("late@example.com"), Some("settled")));
+    assert_eq!((known["customer"]["email"].as_str(), known.get("books")), (Some("late@example.com"), None));
 }
 
 #[tokio::test]

@@ -1,9 +1,9 @@
 //! Deliveries and orders in few words.
 
 use counterfoil_payments::event::Customer;
-use counterfoil_payments::{Contact, DisputeStatus, Fact, Money, News, OrderId, OrderKey, PaymentKey, Provider, RefundStatus};
+use counterfoil_payments::{Contact, DisputeStatus, Fact, Money, News, OrderId, OrderKey, PaymentDetails, PaymentKey, Provider, RefundStatus};
 use counterfoil_settlement::{
-    Begun, Delivery, KeyAsk, NewOrder, Order, Outcome, Verdict, begin_keys, begin_orders, insert_orders, settle, settle_early, settle_or_wait,
+    Begun, Delivery, KeyAsk, NewOrder, Order, Outcome, PaymentName, Verdict, begin_keys, begin_orders, insert_orders, settle, settle_early, settle_or_wait,
 };
 use serde_json::json;
 use sqlx::{PgPool, PgTransaction};
@@ -11,6 +11,11 @@ use uuid::Uuid;
 
 pub(crate) fn key(payment: &str) -> PaymentKey {
     PaymentKey { provider: Provider::Stripe, account: String::new(), payment_id: payment.into() }
+}
+
+/// That payment, for a refund.
+pub(crate) fn named(payment: &str) -> Option<PaymentName> {
+    Some(PaymentName::from(&key(payment)))
 }
 
 pub(crate) fn delivery(news: News, order: Option<OrderKey>, payment: &str, amount_minor: i64, currency: &str) -> Delivery {
@@ -25,11 +30,13 @@ pub(crate) fn delivery(news: News, order: Option<OrderKey>, payment: &str, amoun
         secret_position: 0,
         made_at: None,
         late: false,
+        ids: Vec::new(),
         fact: Fact::Payment {
             news,
             payment: key(payment),
             order,
             money: Some(Money::new(amount_minor, currency.parse().unwrap())),
+            details: PaymentDetails::default(),
             contact: Contact::default(),
             remark: None,
         },
@@ -60,7 +67,7 @@ pub(crate) fn new_order(reference: &str) -> NewOrder {
 pub(crate) async fn create(tx: &mut PgTransaction<'_>, new: &NewOrder) -> Order {
     assert!(begin_orders(tx, &[new]).await.unwrap().iter().all(Option::is_none));
     let made = insert_orders(tx, &[new]).await.unwrap();
-    settle_early(tx, made).await.unwrap().remove(0).order
+    settle_early(tx, made, new.session.is_some()).await.unwrap().remove(0).order
 }
 
 /// Begins one keyed call.
@@ -80,7 +87,14 @@ pub(crate) fn says(fact: Fact) -> Delivery {
 
 /// News of one refund of a payment, in EUR.
 pub(crate) fn refund(payment: &str, id: &str, status: RefundStatus, amount_minor: i64) -> Delivery {
-    says(Fact::Refund { payment: key(payment), refund_id: id.into(), status, money: Money::new(amount_minor, "EUR".parse().unwrap()), ours: None })
+    says(Fact::Refund {
+        payment: key(payment),
+        refund_id: id.into(),
+        status,
+        money: Money::new(amount_minor, "EUR".parse().unwrap()),
+        ours: None,
+        may_be_release: false,
+    })
 }
 
 /// News of one dispute of a payment, in EUR.

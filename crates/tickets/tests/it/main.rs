@@ -4,5 +4,6 @@ mod auditing;
 mod late;
 mod minting;
 mod places;
+mod property;
 mod security;
 mod support;

@@ -33,6 +33,7 @@ fn says(fact: Fact) -> Delivery {
         secret_position: 0,
         made_at: None,
         late: false,
+        ids: Vec::new(),
         fact,
         traceparent: None,
     }
@@ -86,7 +87,7 @@ impl Shop {
         let made = insert_orders(&mut tx, &[&new]).await.unwrap();
         let places: Vec<_> = wants.iter().zip(draws).map(|(want, draw)| (id, want.line, draw, want.quantity)).collect();
         hold(&mut tx, &places, &vec![seconds; places.len()]).await.unwrap();
-        settle_early(&mut tx, made).await.unwrap();
+        settle_early(&mut tx, made, false).await.unwrap();
         tx.commit().await.unwrap();
         Ok(id)
     }
@@ -100,7 +101,16 @@ impl Shop {
     pub(crate) async fn news(&self, order: Uuid, news: News, id: &str, amount_minor: i64, email: Option<&str>) {
         let contact = Contact { email: email.map(str::to_owned), ..Contact::default() };
         let money = Some(Money::new(amount_minor, "EUR".parse().unwrap()));
-        self.settle(Fact::Payment { news, payment: payment(id), order: Some(OrderKey::Id(OrderId(order))), money, contact, remark: None }).await;
+        self.settle(Fact::Payment {
+            news,
+            payment: payment(id),
+            order: Some(OrderKey::Id(OrderId(order))),
+            money,
+            details: Default::default(),
+            contact,
+            remark: None,
+        })
+        .await;
     }
 
     /// The order's payment is captured.
@@ -113,7 +123,7 @@ impl Shop {
     pub(crate) async fn refund(&self, order: Uuid, refund: &str, amount_minor: i64, status: RefundStatus) {
         let money = Money::new(amount_minor, "EUR".parse().unwrap());
         let refund_id = format!("{refund}_{order}");
-        self.settle(Fact::Refund { payment: payment(&format!("pi_{order}")), refund_id, status, money, ours: None }).await;
+        self.settle(Fact::Refund { payment: payment(&format!("pi_{order}")), refund_id, status, money, ours: None, may_be_release: false }).await;
     }
 
     /// A bank took so much of it for good.
