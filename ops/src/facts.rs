@@ -126,6 +126,8 @@ pub struct Waiting {
     pub kind: String,
     /// How many.
     pub count: usize,
+    /// Of them, for longer than an hour.
+    pub overdue: usize,
     /// The money, in minor units by currency.
     pub amounts: BTreeMap<String, i64>,
 }
@@ -151,6 +153,14 @@ pub struct Task {
     pub interval_s: f64,
     /// When, in seconds since 1970.
     pub succeeded_s: f64,
+}
+
+impl Waiting {
+    /// How many need a person: an event that has come before its order or capture is given an hour.
+    #[must_use]
+    pub fn needing(&self) -> usize {
+        if self.kind == "waiting" { self.overdue } else { self.count }
+    }
 }
 
 impl Task {

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use counterfoil_settlement::{ProviderHealth, attention, provider_health};
+use counterfoil_settlement::{ProviderHealth, count_attention, provider_health};
 use sqlx::{Connection, PgConnection, PgPool};
-use time::OffsetDateTime;
 use tokio::time::timeout;
 
 use crate::depths::depths;
@@ -84,24 +83,19 @@ async fn read_wide(connection: &mut PgConnection) -> sqlx::Result<Wide> {
     Ok(Wide {
         violations: violations.into_iter().map(|row| (row.name, row.count)).collect(),
         health: provider_health(&mut *connection).await?,
-        attention: count_attention(connection).await?,
+        attention: attention(connection).await?,
     })
 }
 
-async fn count_attention(connection: &mut PgConnection) -> sqlx::Result<Vec<Waiting>> {
+async fn attention(connection: &mut PgConnection) -> sqlx::Result<Vec<Waiting>> {
     let mut kinds: BTreeMap<String, Waiting> = BTreeMap::new();
-    let yesterday = OffsetDateTime::now_utc() - Duration::from_secs(86_400);
-    for entry in attention(connection, 10_000).await? {
-        // What is over and only listed for a month needs a person on its first day.
-        let over = entry.kind == "claimed" || (entry.kind == "refund" && entry.why.starts_with("failed"));
-        if over && entry.since < yesterday {
-            continue;
-        }
-        let waiting = kinds.entry(entry.kind.clone()).or_insert_with(|| Waiting { kind: entry.kind.clone(), count: 0, amounts: BTreeMap::new() });
-        waiting.count += 1;
-        if let (Some(currency), Some(minor)) = (entry.currency, entry.amount_minor) {
-            let sum = waiting.amounts.entry(currency).or_default();
-            *sum = sum.saturating_add(minor);
+    for counted in count_attention(connection).await? {
+        let empty = || Waiting { kind: counted.kind.clone(), count: 0, overdue: 0, amounts: BTreeMap::new() };
+        let waiting = kinds.entry(counted.kind.clone()).or_insert_with(empty);
+        waiting.count += usize::try_from(counted.count).unwrap_or(usize::MAX);
+        waiting.overdue += usize::try_from(counted.overdue).unwrap_or(usize::MAX);
+        if let (Some(currency), Some(minor)) = (counted.currency, counted.amount_minor) {
+            waiting.amounts.insert(currency, minor);
         }
     }
     Ok(kinds.into_values().collect())

@@ -85,10 +85,27 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
 }
 
 /// Prints the trail that `id` leads to; where it leads to several orders, a line for each.
+/// What is stored of an id that leads to no order.
+fn unplaced(id: &str, deliveries: &[counterfoil_settlement::Seen], as_json: bool) -> anyhow::Result<()> {
+    if as_json {
+        return Ok(print(format_args!("{}\n", serde_json::json!({ "orders": [], "deliveries": deliveries })))?);
+    }
+    print(format_args!("{id}: it counts for no order here; {} it:\n", words::counted(deliveries.len(), "stored event names", "stored events name")))?;
+    for seen in deliveries {
+        let why = seen.reason.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+        print(format_args!("{}  {} {} {}  {}{why}\n", seen.received_at, seen.provider, seen.event_type, seen.event_id, seen.outcome))?;
+    }
+    Ok(print(format_args!("next  counterfoil events show <event>; counterfoil attention\n"))?)
+}
+
 async fn show_trail(pool: &PgPool, id: &str, as_json: bool) -> anyhow::Result<()> {
     let mut connection = pool.acquire().await?;
     let orders = find::orders_of(&mut connection, id).await?;
     if orders.is_empty() {
+        let deliveries = counterfoil_settlement::deliveries_naming(&mut connection, id).await?;
+        if !deliveries.is_empty() {
+            return unplaced(id, &deliveries, as_json);
+        }
         let waiting = counterfoil_settlement::waiting_for_order(&mut connection, id).await?;
         let why = if waiting > 0 {
             format!("no order has the reference {id:?} yet, and {waiting} events wait for one: see counterfoil attention")
@@ -162,7 +179,7 @@ async fn run_command(settings: Settings) -> anyhow::Result<()> {
         Command::Healthy(address) => healthy(&address).await,
         Command::Man => Ok(clap_mangen::Man::new(Options::command()).render(&mut std::io::stdout())?),
         Command::Trail { id, json } => show_trail(&pool(url, 1, true)?, &id, json).await,
-        Command::Attention { limit } => attention::list(&pool(url, 1, true)?, limit).await,
+        Command::Attention { action, limit } => attention::run(&pool(url, 1, action.is_none())?, &settings.actor, action, limit).await,
         Command::Draws(draws) => draws::run(&pool(url, 1, true)?, draws).await,
         Command::Ledger(ledger) => books::run(&pool(url, 1, true)?, ledger).await,
         Command::Reconcile { dry_run, order, pending_for, limit } => {

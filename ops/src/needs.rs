@@ -52,8 +52,8 @@ pub(crate) fn needs(facts: &Facts) -> Vec<String> {
     if facts.outbox.parked > 0 {
         needs.push(format!("{} parked: counterfoil outbox list --parked", counted(facts.outbox.parked, "outbox row is", "outbox rows are")));
     }
-    for waiting in facts.attention.iter().filter(|waiting| !matches!(waiting.kind.as_str(), "waiting" | "disputed")) {
-        needs.push(format!("{} × {}: counterfoil attention", waiting.count, waiting.kind));
+    for waiting in facts.attention.iter().filter(|waiting| waiting.needing() > 0) {
+        needs.push(format!("{} × {}: counterfoil attention", waiting.needing(), waiting.kind));
     }
     needs.extend(facts.violations.iter().map(|(check, count)| format!("{count} × {check} must never be: counterfoil doctor --check {check}")));
     if facts.lost > 0 {

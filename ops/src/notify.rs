@@ -107,10 +107,11 @@ fn subjects(facts: &Facts, console_url: &str) -> Vec<Subject> {
         );
         say(format!("dead:{}", consumer.name), open, text);
     }
-    for waiting in facts.attention.iter().filter(|waiting| matches!(waiting.kind.as_str(), "held" | "extra" | "overpaid" | "unfulfilled" | "refund")) {
+    for waiting in &facts.attention {
         let sums: Vec<String> = waiting.amounts.iter().map(|(currency, minor)| crate::words::money(Some(*minor), Some(currency))).collect();
-        let text = format!("{} × money {} ({}): counterfoil attention.{}", waiting.count, waiting.kind, sums.join(" + "), link("/attention"));
-        say(format!("money:{}", waiting.kind), i64::try_from(waiting.count).unwrap_or(i64::MAX), text);
+        let sums = if sums.is_empty() { String::new() } else { format!(" ({})", sums.join(" + ")) };
+        let text = format!("{} × {}{sums}: counterfoil attention.{}", waiting.needing(), waiting.kind, link("/attention"));
+        say(format!("attention:{}", waiting.kind), i64::try_from(waiting.needing()).unwrap_or(i64::MAX), text);
     }
     say(
         "outbox:unroutable".into(),

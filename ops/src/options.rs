@@ -74,6 +74,33 @@ pub struct Options {
     common: Common,
 }
 
+/// What a person decides about an entry of the list.
+#[derive(Debug, Clone, clap::Subcommand)]
+pub enum AttentionOptions {
+    /// Close an entry, with a reason, because it was dealt with elsewhere or needs nothing. It opens again when what it says changes.
+    Decide {
+        /// The entry, as the list names it, such as refund:0190a3c4-….
+        subject: String,
+        /// Why; recorded under your name.
+        #[arg(long)]
+        reason: String,
+    },
+    /// Take a decision back: the entry is open again.
+    Undo {
+        /// The entry.
+        subject: String,
+        /// Why; recorded under your name.
+        #[arg(long)]
+        reason: String,
+    },
+    /// List the decisions in force, newest first.
+    Decisions {
+        /// Decisions at the most.
+        #[arg(long, default_value_t = 200)]
+        limit: i64,
+    },
+}
+
 #[derive(Debug, Clone, clap::Subcommand)]
 enum CommandOptions {
     /// Show the whole chain of one order, missing effects included: deliveries, payments, events, messages, effects, books.
@@ -99,7 +126,10 @@ enum CommandOptions {
     #[command(flatten)]
     OnCall(OnCall),
     /// List what waits for a person: money without a place, events without an order, refunds and keys that hang, disputes.
+    #[command(args_conflicts_with_subcommands = true)]
     Attention {
+        #[command(subcommand)]
+        action: Option<AttentionOptions>,
         /// Entries at the most, oldest first.
         #[arg(long, default_value_t = 200)]
         limit: i64,
@@ -245,7 +275,7 @@ impl Options {
                 let mode = if mode == Mode::Live { "live" } else { "test" };
                 Command::Console(Box::new(options.check(problems, self.console_tokens.as_ref(), shared, self.notify.console_url.as_ref(), mode)?))
             }
-            CommandOptions::Attention { limit } => Command::Attention { limit },
+            CommandOptions::Attention { action, limit } => Command::Attention { action, limit },
             CommandOptions::Housekeep(rhythm) => {
                 let (mode, rhythm) = (self.mode(problems), rhythm.check(problems));
                 Command::Housekeep(mode?, rhythm?)

@@ -14,6 +14,7 @@ use crate::facts::BrokerAt;
 use crate::housekeep::Rhythm;
 use crate::notify::Notifier;
 use crate::oncall::OnCall;
+use crate::options::AttentionOptions;
 
 /// What to do with the books.
 #[derive(Debug, Clone, clap::Subcommand)]
@@ -54,6 +55,8 @@ pub enum Command {
     OnCall(OnCall),
     /// List what waits for a person.
     Attention {
+        /// What a person decides; none: list.
+        action: Option<AttentionOptions>,
         /// At the most.
         limit: i64,
     },

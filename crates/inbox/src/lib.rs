@@ -197,7 +197,7 @@ pub async fn effects(connection: &mut PgConnection, event_ids: &[Uuid]) -> sqlx:
 pub async fn purge(connection: &mut PgConnection, older_than_s: i64, limit: i64) -> sqlx::Result<u64> {
     let done = sqlx::query!(
         "DELETE FROM processed_events WHERE (consumer, event_id) IN (SELECT consumer, event_id FROM processed_events
-            WHERE created_at < now() - make_interval(secs => $1::bigint::float8) AND state = 'done' LIMIT $2 FOR UPDATE SKIP LOCKED)",
+            WHERE created_at < now() - make_interval(secs => $1::bigint::float8) AND state = 'done' ORDER BY created_at LIMIT $2 FOR UPDATE SKIP LOCKED)",
         older_than_s,
         limit,
     );

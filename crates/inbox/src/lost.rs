@@ -142,7 +142,8 @@ pub async fn settle_lost(tx: &mut PgTransaction<'_>) -> sqlx::Result<(u64, i64)>
 /// When the database fails.
 pub async fn purge_lost(connection: &mut PgConnection, older_than_s: i64, limit: i64) -> sqlx::Result<u64> {
     let done = sqlx::query!(
-        "DELETE FROM lost_messages WHERE (consumer, event_id) IN (SELECT consumer, event_id FROM lost_messages WHERE settled_at < now() - make_interval(secs => $1::bigint::float8) LIMIT $2)",
+        "DELETE FROM lost_messages WHERE (consumer, event_id) IN (SELECT consumer, event_id FROM lost_messages
+            WHERE found_at < now() - make_interval(secs => $1::bigint::float8) AND settled_at < now() - make_interval(secs => $1::bigint::float8) ORDER BY found_at LIMIT $2)",
         older_than_s,
         limit,
     );

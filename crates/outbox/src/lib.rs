@@ -9,7 +9,7 @@ mod watch;
 
 pub use again::{Again, Behind, Expected, Stuck, erase_payloads, release, send_again, send_bytes, stuck, unaccounted_from};
 pub use claim::{Claimed, claim, count_attempt, defer, low_water, mark_published};
-pub use watch::{Backlog, Published, backlog, newest, of_event, of_order, purge, rates};
+pub use watch::{Backlog, Published, Since, backlog, newest, of_event, of_order, orders_since, purge, rates};
 
 use serde_json::Value;
 use sqlx::PgTransaction;

@@ -80,8 +80,8 @@ pub async fn of_order(connection: &mut PgConnection, order_id: Uuid) -> sqlx::Re
 /// When the database fails.
 pub async fn purge(connection: &mut PgConnection, older_than_s: i64, limit: i64) -> sqlx::Result<u64> {
     let done = sqlx::query!(
-        "DELETE FROM outbox WHERE id = ANY (ARRAY(SELECT id FROM outbox WHERE created_at < now() - make_interval(secs => $1::bigint::float8)
-            AND published_at < now() - make_interval(secs => $1::bigint::float8) LIMIT $2 FOR UPDATE SKIP LOCKED))",
+        "DELETE FROM outbox WHERE id = ANY (ARRAY(SELECT id FROM (SELECT id, created_at, published_at FROM outbox ORDER BY id LIMIT 2 * $2::bigint) oldest
+            WHERE created_at < now() - make_interval(secs => $1::bigint::float8) AND published_at < now() - make_interval(secs => $1::bigint::float8) LIMIT $2))",
         older_than_s,
         limit,
     );
@@ -94,6 +94,36 @@ pub async fn purge(connection: &mut PgConnection, older_than_s: i64, limit: i64)
 /// When the database fails.
 pub async fn newest(connection: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar!(r#"SELECT COALESCE(max(id), 0) AS "id!" FROM outbox"#).fetch_one(connection).await
+}
+
+/// The orders of rows that were written after a mark.
+#[derive(Debug, Clone)]
+pub struct Since {
+    /// Their orders, some of them more than once.
+    pub orders: Vec<Uuid>,
+    /// The last row that was looked at; none: there was none.
+    pub last_id: Option<i64>,
+}
+
+/// The orders of at most `limit` rows after `mark` that are older than `older_than_s` seconds.
+///
+/// # Errors
+/// When the database fails.
+pub async fn orders_since(connection: &mut PgConnection, mark: i64, older_than_s: i64, limit: i64) -> sqlx::Result<Since> {
+    let rows = sqlx::query!(
+        "SELECT id, order_id, created_at <= now() - make_interval(secs => $2::bigint::float8) AS \"due!\" FROM outbox WHERE id > $1 ORDER BY id LIMIT $3",
+        mark,
+        older_than_s,
+        limit
+    );
+    let rows = rows.fetch_all(connection).await?;
+    let due = rows.into_iter().take_while(|row| row.due);
+    let mut since = Since { orders: Vec::new(), last_id: None };
+    for row in due {
+        since.orders.extend(row.order_id);
+        since.last_id = Some(row.id);
+    }
+    Ok(since)
 }
 
 /// Rows appended and rows published within the last minute.

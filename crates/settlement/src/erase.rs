@@ -87,7 +87,8 @@ pub async fn erase_customer(tx: &mut PgTransaction<'_>, orders: &[Uuid], emails:
     Ok(Erased { orders: done.execute(&mut **tx).await?.rows_affected(), events, answers, tokens, unsettled: 0 })
 }
 
-/// Erases what providers have sent about erased orders since, at most `limit` events.
+/// Erases what providers have sent about erased orders since, at most `limit` events; orders that were erased in the last 90 days,
+/// for no provider sends anything again after that.
 ///
 /// # Errors
 /// When the database fails.
@@ -96,7 +97,7 @@ pub async fn erase_again(connection: &mut PgConnection, limit: i64) -> sqlx::Res
         r#"UPDATE webhook_events SET body = '{"erased":true}', differing_body = NULL, fact = NULL, erased_at = now() WHERE ctid = ANY (ARRAY(
             SELECT w.ctid FROM orders o JOIN payments p ON p.order_id = o.id
             JOIN webhook_events w ON w.payment_id = p.payment_id AND w.provider = p.provider AND w.payment_account = p.account
-            WHERE o.erased_at IS NOT NULL AND w.erased_at IS NULL AND w.outcome NOT IN ('waiting', 'failed', 'deferred') LIMIT $1 FOR UPDATE OF w SKIP LOCKED))"#,
+            WHERE o.erased_at > now() - interval '90 days' AND w.erased_at IS NULL AND w.outcome NOT IN ('waiting', 'failed', 'deferred') LIMIT $1 FOR UPDATE OF w SKIP LOCKED))"#,
         limit,
     );
     Ok(done.execute(connection).await?.rows_affected())

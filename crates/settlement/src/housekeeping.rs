@@ -35,7 +35,7 @@ pub async fn drive_waiting(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Resu
 
 async fn misfits(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Result<usize> {
     let orders = sqlx::query_scalar!(
-        "SELECT o.id FROM payments p JOIN orders o ON o.id = p.order_id WHERE p.disposition = 'held' AND p.held_reason IN ('amount_differs', 'currency_differs')
+        "SELECT o.id FROM payments p JOIN orders o ON o.id = p.order_id WHERE p.disposition = 'held' AND p.held_reason IN ('amount_differs', 'currency_differs') AND p.unallocated_minor > 0
             AND o.status IN ('paid', 'partially_refunded', 'refunded') ORDER BY o.id LIMIT $1 FOR NO KEY UPDATE OF o SKIP LOCKED",
         limit
     );
@@ -202,7 +202,7 @@ async fn work_of(tx: &mut PgTransaction<'_>, scope: &str, key: &str) -> sqlx::Re
 pub async fn purge_events(connection: &mut PgConnection, older_than_s: i64, limit: i64) -> sqlx::Result<u64> {
     let done = sqlx::query!(
         "DELETE FROM webhook_events WHERE ctid = ANY (ARRAY(SELECT ctid FROM webhook_events WHERE received_at < now() - make_interval(secs => $1::bigint::float8)
-            AND outcome NOT IN ('waiting', 'failed', 'deferred') AND unplaced_minor IS NULL AND changed = 0 LIMIT $2 FOR UPDATE SKIP LOCKED))",
+            AND outcome NOT IN ('waiting', 'failed', 'deferred') AND unplaced_minor IS NULL AND changed = 0 ORDER BY received_at LIMIT $2 FOR UPDATE SKIP LOCKED))",
         older_than_s,
         limit,
     );

@@ -37,7 +37,7 @@ mod settle;
 mod statement;
 mod stored;
 
-pub use attention::{Attention, Decision, attention, decide, decisions, undo_decision};
+pub use attention::{ATTENTION_KINDS, Attention, AttentionCount, Decision, attention, count_attention, decide, decisions, undo_decision};
 pub use backfill::{Backfilled, backfill, known_events};
 pub use claims::{ClaimRefused, Claimed, NewToken, claim, issue_token, purge_tokens};
 pub use creation::{LineText, NewOrder, begin_orders, insert_orders, settle_early};
@@ -50,12 +50,12 @@ pub use failure::Failure;
 pub use health::{ProviderHealth, provider_health};
 pub use keys::{Begun, KeyAsk, Stored, begin_keys, complete_keys};
 pub use named::{orders_named, references};
-pub use orders::{Order, OrderView, Payment, Refused, cancel, expire, find, find_id, payments_of, session_of, set_session, view};
+pub use orders::{Order, OrderView, Payment, Refused, cancel, expire, find, find_id, orders_after, payments_of, session_of, set_session, view};
 pub use reads::{ReadPlan, claim_due_reads, claim_read, plan_of, read_failed};
 pub use receipts::{Receipt, ReceiptKind, receipts_of, record_receipt};
 pub use refunding::{
     NewRefund, PaymentName, RefundRefused, Sending, begin_call, doubt_about, hold_payment, hold_refund, refund_answered, refund_refused, request_refund,
 };
 pub use refunds::{Refund, find as find_refund, refunds_of};
-pub use seen::{Seen, StoredEvent, deliveries_of_order, stored_events, waiting_for_order};
+pub use seen::{Seen, StoredEvent, deliveries_naming, deliveries_of_order, stored_events, waiting_for_order};
 pub use settle::{lock_orders, settle, settle_or_wait};

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-/// The orders that `name` leads to: a payment, a checkout session, a refund (theirs or ours), a dispute, a provider's event, an e-mail
-/// address, a customer's id. The newest first, twenty at the most.
+/// The orders that `name` leads to: a payment, a checkout session, a refund (theirs or ours), a dispute, a provider's event or
+/// any id that one names, an e-mail address, a customer's id. The newest first, twenty at the most.
 ///
 /// Where the provider needs no account, the keys of the tables are asked; where it does, small indexes of those rows alone.
 ///
@@ -30,8 +30,10 @@ pub async fn orders_named(connection: &mut PgConnection, name: &str) -> sqlx::Re
             UNION SELECT p.order_id FROM (
                 SELECT provider, payment_account, payment_id FROM webhook_events WHERE provider = ANY ($3) AND account = '' AND event_id = $1
                 UNION SELECT provider, payment_account, payment_id FROM webhook_events WHERE account <> '' AND event_id = $1
-                UNION SELECT provider, payment_account, payment_id FROM webhook_events WHERE provider_event_id = $1) w
-                JOIN payments p ON p.provider = w.provider AND p.account = w.payment_account AND p.payment_id = w.payment_id)
+                UNION SELECT provider, payment_account, payment_id FROM webhook_events WHERE provider_event_id = $1
+                UNION SELECT provider, payment_account, payment_id FROM webhook_events WHERE ids @> ARRAY[$1]) w
+                JOIN payments p ON p.payment_id = w.payment_id AND p.provider = w.provider AND (p.account = w.payment_account OR p.account = '' OR w.payment_account = '')
+            UNION SELECT order_id FROM payment_claims WHERE payment_id = $1)
         SELECT o.id FROM found f JOIN orders o ON o.id = f.order_id ORDER BY o.created_at DESC, o.id LIMIT 20"#,
         name,
         id,

@@ -202,6 +202,14 @@ pub async fn expire(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Result<Vec<
     .await
 }
 
+/// The next orders after one, by id; at most `limit`.
+///
+/// # Errors
+/// When the database fails.
+pub async fn orders_after(connection: &mut PgConnection, after: Uuid, limit: i64) -> sqlx::Result<Vec<Uuid>> {
+    sqlx::query_scalar!("SELECT id FROM orders WHERE id > $1 ORDER BY id LIMIT $2", after, limit).fetch_all(connection).await
+}
+
 /// The checkout session that the shop has opened for an order; its provider is asked what became of it, and captures that came
 /// of it before and named no order are settled now.
 ///

@@ -94,25 +94,50 @@ pub async fn waiting_for_order(connection: &mut PgConnection, name: &str) -> sql
         .await
 }
 
-/// The stored events about one of the order's payments, and the recent ones whose body names the order. For people.
+/// The stored events about one of the order's payments, and those that name the order. For people.
 ///
 /// # Errors
 /// When the database fails.
 pub async fn deliveries_of_order(connection: &mut PgConnection, order_id: Uuid) -> sqlx::Result<Vec<Seen>> {
     sqlx::query_as!(
         Seen,
-        r#"WITH names AS (
-            SELECT id::text AS name FROM orders WHERE id = $1 UNION SELECT reference FROM orders WHERE id = $1 UNION SELECT payment_id FROM payments WHERE order_id = $1)
-, theirs AS (
+        r#"WITH theirs AS (
             SELECT w.provider, w.account, w.event_id FROM webhook_events w
-                WHERE received_at > now() - interval '7 days' AND EXISTS (SELECT FROM names WHERE position(convert_to(name, 'UTF8') IN w.body) > 0)
+                WHERE w.ids && (SELECT ARRAY[o.id::text, o.reference] || COALESCE(o.session_id, '') FROM orders o WHERE o.id = $1)
             UNION SELECT w.provider, w.account, w.event_id FROM payments p
-                JOIN webhook_events w ON w.payment_id = p.payment_id AND w.provider = p.provider AND w.payment_account = p.account WHERE p.order_id = $1)
+                JOIN webhook_events w ON w.payment_id = p.payment_id AND w.provider = p.provider AND (w.payment_account = p.account OR w.payment_account = '' OR p.account = '')
+                WHERE p.order_id = $1)
         SELECT provider, event_type, event_id, deliveries, outcome, reason, late_deliveries,
             to_char(received_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "received_at!",
             to_char(made_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS made_at
         FROM webhook_events w JOIN theirs USING (provider, account, event_id) ORDER BY w.received_at LIMIT 200"#,
         order_id,
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// The stored events that name this id, whatever it is of: an event, a payment, a charge, a session, a refund, a dispute, an
+/// order. The newest first, twenty at the most. For people who look for money that counts for no order.
+///
+/// # Errors
+/// When the database fails.
+pub async fn deliveries_naming(connection: &mut PgConnection, id: &str) -> sqlx::Result<Vec<Seen>> {
+    let providers: Vec<String> = counterfoil_payments::Provider::ALL.map(|provider| provider.name().to_owned()).to_vec();
+    sqlx::query_as!(
+        Seen,
+        r#"WITH theirs AS (
+            SELECT provider, account, event_id FROM webhook_events WHERE provider = ANY ($2) AND account = '' AND event_id = $1
+            UNION SELECT provider, account, event_id FROM webhook_events WHERE account <> '' AND event_id = $1
+            UNION SELECT provider, account, event_id FROM webhook_events WHERE provider_event_id = $1
+            UNION SELECT provider, account, event_id FROM webhook_events WHERE payment_id = $1
+            UNION SELECT provider, account, event_id FROM webhook_events WHERE ids @> ARRAY[$1])
+        SELECT provider, event_type, event_id, deliveries, outcome, reason, late_deliveries,
+            to_char(received_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS "received_at!",
+            to_char(made_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS made_at
+        FROM webhook_events w JOIN theirs USING (provider, account, event_id) ORDER BY w.received_at DESC LIMIT 20"#,
+        id,
+        &providers,
     )
     .fetch_all(connection)
     .await

@@ -264,8 +264,8 @@ pub async fn release_of(tx: &mut PgTransaction<'_>, order: Uuid) -> sqlx::Result
 pub async fn settle_owed(tx: &mut PgTransaction<'_>, limit: i64) -> sqlx::Result<u64> {
     let done = sqlx::query!(
         "UPDATE reservations SET owed = false WHERE id IN (
-            SELECT r.id FROM reservations r JOIN orders o ON o.id = r.order_id JOIN ticket_money m ON m.order_id = o.id
-            WHERE r.owed AND (r.status = 'confirmed' OR o.status NOT IN ('paid', 'partially_refunded') OR (r.status = 'lost' AND m.back_minor >= m.lost_minor))
+            SELECT r.id FROM reservations r CROSS JOIN LATERAL (SELECT * FROM ticket_money t WHERE t.order_id = r.order_id OFFSET 0) m
+            WHERE r.owed AND (r.status = 'confirmed' OR m.order_status NOT IN ('paid', 'partially_refunded') OR (r.status = 'lost' AND m.back_minor >= m.lost_minor))
             LIMIT $1 FOR UPDATE OF r SKIP LOCKED)",
         limit
     );

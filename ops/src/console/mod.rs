@@ -107,6 +107,8 @@ fn router(console: Arc<Console>) -> Router {
         .route("/flow/resume", post(actions::resume))
         .route("/flow/release", post(actions::release))
         .route("/attention", get(attention::show))
+        .route("/attention/decide", post(attention::decide))
+        .route("/attention/undo", post(attention::undo))
         .route("/audit", get(audit::show))
         .route("/runbook", get(runbook))
         .route("/runbook/{alert}", get(runbook_of))

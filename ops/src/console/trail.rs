@@ -12,6 +12,7 @@ use super::{Console, Reply, Trouble, shown};
 use crate::find::orders_of;
 use crate::trail::{Trail, trail};
 use crate::words::money;
+use counterfoil_settlement::{Seen, deliveries_naming};
 
 pub(super) async fn show(State(console): State<Arc<Console>>, reader: Reader, Path(id): Path<String>) -> Response {
     let reply = find(&console, &reader, &id).await;
@@ -25,7 +26,9 @@ async fn find(console: &Console, reader: &Reader, id: &str) -> Reply {
     for order in &orders {
         trails.extend(trail(&mut connection, *order).await?);
     }
+    let deliveries = if trails.is_empty() { deliveries_naming(&mut connection, id).await? } else { Vec::new() };
     let content = match trails.as_slice() {
+        [] if !deliveries.is_empty() => unplaced(id, &deliveries),
         [] => {
             let waiting = counterfoil_settlement::waiting_for_order(&mut connection, id).await?;
             let more = if waiting > 0 { format!(" {waiting} events wait for an order of this name.") } else { String::new() };
@@ -40,6 +43,22 @@ async fn find(console: &Console, reader: &Reader, id: &str) -> Reply {
         },
     };
     shown(&Frame::of("Trail", ""), reader, &content)
+}
+
+/// What is stored of an id that leads to no order.
+fn unplaced(id: &str, deliveries: &[Seen]) -> Markup {
+    html! {
+        h1 { "No order, and " (crate::words::counted(deliveries.len(), "stored event", "stored events")) }
+        p.words { span.id { (id) } " counts for no order here." }
+        div.scroll tabindex="0" role="region" aria-label="Stored events" { table {
+            thead { tr { th { "When" } th { "Event" } th { "Outcome" } } }
+            tbody { @for seen in deliveries { tr {
+                td { (seen.received_at) } td { (seen.provider) " " (seen.event_type) div.dim { (seen.event_id) } }
+                td { (seen.outcome) @if let Some(why) = &seen.reason { div.dim { (why) } } }
+            } } }
+        } }
+        p.dim { "Captured money without an order stands in " a href="/attention" { "attention" } "." }
+    }
 }
 
 fn timeline(trail: &Trail) -> Markup {

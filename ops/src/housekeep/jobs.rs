@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
 use counterfoil_inbox::upkeep::erase_dead;
-use counterfoil_ledger::check::differences;
+use counterfoil_ledger::check::{Compared, compare, compared};
+use counterfoil_outbox::orders_since;
 use counterfoil_providers::{Apis, Mode};
 use counterfoil_settlement::housekeeping;
-use counterfoil_settlement::{claim_due_reads, erase_again, erased_lately, expire, plan_of, purge_tokens};
+use counterfoil_settlement::{claim_due_reads, erase_again, erased_lately, expire, orders_after, plan_of, purge_tokens};
 use counterfoil_tickets::{release_due, settle_owed};
 use sqlx::{Connection, PgConnection, PgPool};
 
@@ -26,6 +27,9 @@ const READS: usize = 4;
 
 /// How long a refund or dispute may wait for its payment: as long as providers can send the payment's event again.
 const FOREIGN_S: i64 = 30 * 86_400;
+
+/// Orders that are compared with the books in one step: the new ones, and as many in turn.
+const COMPARED_MAX: i64 = 500;
 
 /// An order that changed less than this ago may have an event on its way to the books.
 const BOOKS_SETTLED_S: i64 = 600;
@@ -148,9 +152,17 @@ impl Jobs {
         Ok(erased)
     }
 
-    /// Compares books and payments; a difference is an alert, not something to repair.
+    /// Compares books and payments, of the orders whose events were written since and of the next few in turn; a difference is
+    /// an alert, not something to repair.
     pub(super) async fn compare_books(&self) -> anyhow::Result<usize> {
-        let found = differences(&mut *self.pool.acquire().await?, BOOKS_SETTLED_S, BATCH).await?;
+        let mut tx = self.pool.begin().await?;
+        let mark = compared(&mut tx).await?;
+        let new = orders_since(&mut tx, mark.outbox_id, BOOKS_SETTLED_S, COMPARED_MAX).await?;
+        let in_turn = orders_after(&mut tx, mark.order_id, COMPARED_MAX).await?;
+        let order_id = in_turn.last().copied().unwrap_or_default(); // from the beginning again
+        let mark = Compared { outbox_id: new.last_id.unwrap_or(mark.outbox_id), order_id };
+        let found = compare(&mut tx, &[new.orders, in_turn].concat(), mark, BOOKS_SETTLED_S).await?;
+        tx.commit().await?;
         let mut by_currency: BTreeMap<&str, i64> = BTreeMap::new();
         for difference in &found {
             let sum = by_currency.entry(&difference.currency).or_default();

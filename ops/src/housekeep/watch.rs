@@ -2,6 +2,7 @@
 
 use counterfoil_inbox::replay::resolve;
 use counterfoil_inbox::upkeep::oldest_open_seconds;
+use counterfoil_settlement::ATTENTION_KINDS;
 
 use super::jobs::{Jobs, gauge};
 use crate::facts::Facts;
@@ -63,8 +64,8 @@ fn say(facts: &Facts) {
         metrics::gauge!("counterfoil_task_last_success_timestamp_seconds", "task" => task.task.clone()).set(task.succeeded_s);
         metrics::gauge!("counterfoil_task_interval_seconds", "task" => task.task.clone()).set(task.interval_s);
     }
-    let count = |kind: &str| facts.attention.iter().find(|waiting| waiting.kind == kind).map_or(0, |waiting| waiting.count);
-    for kind in ["held", "extra", "claimed", "refund", "overpaid", "unfulfilled", "key", "failed", "waiting", "disputed"] {
+    let count = |kind: &str| facts.attention.iter().find(|waiting| waiting.kind == kind).map_or(0, crate::facts::Waiting::needing);
+    for kind in ATTENTION_KINDS {
         metrics::gauge!("counterfoil_attention", "kind" => kind).set(seconds(i64::try_from(count(kind)).unwrap_or(i64::MAX)));
     }
     metrics::gauge!("counterfoil_replay_stuck_seconds").set(facts.replay_stuck_s);

@@ -25,8 +25,8 @@ const GROW: &str = "
     INSERT INTO ledger_entries (source_event_id, order_id, payment_provider, payment_account, payment_id, topic, occurred_at) SELECT id, id, 'stripe', '', 'pi_' || id, 'order.paid', now() FROM orders WHERE reference LIKE 'old-%';
     INSERT INTO ledger_lines (entry_id, account, amount_minor, currency) SELECT e.id, a, 0, 'EUR' FROM ledger_entries e, unnest(ARRAY['a', 'b']) a WHERE topic = 'order.paid' AND payment_id = 'pi_' || order_id;
     INSERT INTO receipts (event_id, order_id, kind, message_id) SELECT id, id, 'receipt', 'm' FROM orders WHERE reference LIKE 'old-%';
-    INSERT INTO refunds (id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, source, provider_key)
-        SELECT id, id, 'stripe', '', 'pi_' || id, 're_' || id, 'api', 'succeeded', 1, 'EUR', 'sales', 'k' || id FROM orders WHERE reference LIKE 'old-%'";
+    INSERT INTO refunds (id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, provider_key)
+        SELECT id, id, 'stripe', '', 'pi_' || id, 're_' || id, 'api', 'succeeded', 1, 'EUR', 'k' || id FROM orders WHERE reference LIKE 'old-%'";
 
 /// Twenty orders of one ticket, paid once by three event types and once by a payment that is one too many; one is sent back.
 async fn sell(stage: &Stage, shop: &Shop, simulator: &Simulator, prefix: &str) {
