@@ -121,7 +121,7 @@ fn paid_event(order: Uuid, draw: Uuid, quantity: i64) -> Value {
     let data = json!({ "order_id": order, "reference": format!("b-{order}"), "version": 2, "amount_minor": 500 * quantity, "currency": "EUR",
         "customer": { "email": "ann@example.com", "name": "Ann", "phone": null },
         "lines": [{ "description": "Tickets", "quantity": quantity, "amount_minor": 500 * quantity, "draw": draw }], "paid_at": "2026-11-29T10:00:00.000000Z",
-        "payment": { "provider": "stripe", "account": "", "payment_id": format!("pi_{order}"), "amount_minor": 500 * quantity, "currency": "EUR", "before": "none" } });
+        "payment": { "provider": "stripe", "account": "", "payment_id": format!("pi_{order}"), "amount_minor": 500 * quantity, "currency": "EUR", "settled_minor": 500 * quantity } });
     event("order.paid", order, &data)
 }
 

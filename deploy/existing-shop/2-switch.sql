@@ -34,8 +34,8 @@ SELECT id, reference, amount_minor, currency, email, name,
     jsonb_build_array(jsonb_build_object('description', 'Tickets', 'quantity', quantity, 'amount_minor', amount_minor, 'draw', draw)), created_at,
     'paid', 2, 'stripe', '', payment_intent_id, paid_at
 FROM moved WHERE first_number IS NOT NULL;
-INSERT INTO payments (provider, account, payment_id, order_id, status, disposition, amount_minor, currency, settled_minor, backfilled, quiet_minor)
-SELECT 'stripe', '', payment_intent_id, id, 'captured', 'settled', amount_minor, currency, amount_minor, true, amount_minor
+INSERT INTO payments (provider, account, payment_id, order_id, status, disposition, amount_minor, currency, settled_minor, fits, booked_captured_minor, booked_settled_minor, backfilled, quiet_minor)
+SELECT 'stripe', '', payment_intent_id, id, 'captured', 'settled', amount_minor, currency, amount_minor, true, amount_minor, amount_minor, true, amount_minor
 FROM moved WHERE first_number IS NOT NULL;
 INSERT INTO reservations (id, order_id, line, draw_id, quantity, status, expires_at)
 SELECT gen_random_uuid(), id, 0, draw, quantity, 'confirmed', paid_at FROM moved WHERE first_number IS NOT NULL;

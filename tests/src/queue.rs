@@ -128,7 +128,12 @@ pub fn paid_data(order: Uuid, email: &str) -> Value {
     json!({ "order_id": order, "reference": format!("ref-{order}"), "version": 2, "amount_minor": 1099, "currency": "EUR",
         "customer": { "email": email, "name": "Ann Example", "phone": null }, "lines": [{ "description": "Tea", "quantity": 1, "amount_minor": 1099 }],
         "paid_at": "2026-11-29T10:00:00.000000Z",
-        "payment": { "provider": "stripe", "account": "", "payment_id": format!("pi_{order}"), "amount_minor": 1099, "currency": "EUR", "before": "none" } })
+        "payment": { "provider": "stripe", "account": "", "payment_id": format!("pi_{order}"), "amount_minor": 1099, "currency": "EUR", "settled_minor": 1099 },
+        "books": { "currency": "EUR", "before": position(0), "after": position(1099) } })
+}
+
+fn position(minor: i64) -> Value {
+    json!({ "captured_minor": minor, "settled_minor": minor, "tip_minor": 0, "refund_pending_minor": 0, "refunded_minor": 0, "disputed_minor": 0, "charged_back_minor": 0 })
 }
 
 /// An event as the relay wraps it.

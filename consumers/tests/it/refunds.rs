@@ -133,7 +133,7 @@ async fn twice_paid(bench: &Bench) -> (Uuid, Value) {
     for (payment, disposition, settled) in [("first", "settled", 1099), ("second", "extra", 0)] {
         let id = format!("pi_{payment}_{order}");
         bench.simulator.captured("stripe", &id, &order.to_string(), 1099);
-        sqlx::query("INSERT INTO payments (provider, payment_id, order_id, status, disposition, settled_minor, amount_minor, currency) VALUES ('stripe', $1, $2, 'captured', $3, $4, 1099, 'EUR')")
+        sqlx::query("INSERT INTO payments (provider, payment_id, order_id, status, disposition, settled_minor, amount_minor, currency, booked_captured_minor, booked_settled_minor) VALUES ('stripe', $1, $2, 'captured', $3, $4, 1099, 'EUR', 1099, $4)")
             .bind(id).bind(order).bind(disposition).bind(settled).execute(&bench.stage.pool()).await.unwrap();
     }
     (order, aside("payment.extra", order, &format!("pi_second_{order}"), "already_paid"))
@@ -144,7 +144,7 @@ fn aside(topic: &str, order: Uuid, payment: &str, reason: &str) -> Value {
         topic,
         order,
         &json!({ "order_id": order, "version": 3, "reason": reason,
-        "payment": { "provider": "stripe", "account": "", "payment_id": payment, "amount_minor": 1099, "currency": "EUR", "before": "none" } }),
+        "payment": { "provider": "stripe", "account": "", "payment_id": payment, "amount_minor": 1099, "currency": "EUR", "settled_minor": 0 } }),
     )
 }
 
@@ -159,16 +159,16 @@ async fn an_extra_payment_goes_back_only_after_both_were_read_and_found_captured
         ("the second is not captured", |bench, order| spoil(bench, order, "second", |payment| payment.status = "failed".into()), "not captured"),
         ("the first is another order's", |bench, order| spoil(bench, order, "first", |payment| payment.order = Some("other".into())), "not say that"),
         ("the second names none", |bench, order| spoil(bench, order, "second", |payment| payment.order = None), "not say that"),
-        ("the first is about to go back", |_, _| {}, "going back itself"),
+        ("the first is about to go back", |_, _| {}, "is under way"),
         ("the first went back", |bench, order| drop(bench.simulator.refund_by_hand("stripe", &format!("pi_first_{order}"), 5)), "gone back already"),
     ];
     for (what, spoil, held) in table {
         let (order, event) = twice_paid(&bench).await;
         spoil(&bench, order);
-        if held == "going back itself" {
+        if held == "is under way" {
             let row = format!(
-                "INSERT INTO refunds (id, order_id, provider, account, payment_id, origin, status, amount_minor, currency, source, provider_key)
-                VALUES (gen_random_uuid(), '{order}', 'stripe', '', 'pi_first_{order}', 'api', 'requested', 5, 'EUR', 'sales', 'k{order}')"
+                "INSERT INTO refunds (id, order_id, provider, account, payment_id, origin, status, amount_minor, currency, provider_key)
+                VALUES (gen_random_uuid(), '{order}', 'stripe', '', 'pi_first_{order}', 'api', 'requested', 5, 'EUR', 'k{order}')"
             );
             bench.stage.execute(&row).await;
         }

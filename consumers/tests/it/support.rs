@@ -10,8 +10,7 @@ pub(crate) const CONSUMERS: [&str; 5] = ["email", "crm", "ledger", "refunds", "t
 /// A `refund.requested` event.
 pub(crate) fn refund_event(order: Uuid, id: Uuid, provider: &str) -> Value {
     let data = json!({ "order_id": order, "version": 3, "order_status": "paid",
-        "refund": { "id": id, "provider_refund_id": null, "origin": "api", "status": "requested", "before": "requested", "amount_minor": 1099, "currency": "EUR",
-            "source": "sales", "reason": null },
+        "refund": { "id": id, "provider_refund_id": null, "origin": "api", "status": "requested", "before": "requested", "amount_minor": 1099, "currency": "EUR", "reason": null },
         "payment": { "provider": provider, "account": "", "payment_id": format!("pi_{order}") } });
     event("refund.requested", order, &data)
 }
@@ -85,10 +84,10 @@ impl Bench {
     pub(crate) async fn insert_refund(&self, provider: &str, order: Uuid, amount_minor: i64) -> Uuid {
         let payment = format!("pi_{order}");
         self.simulator.captured(provider, &payment, &order.to_string(), 1099);
-        sqlx::query("INSERT INTO payments (provider, payment_id, order_id, status, disposition, settled_minor, amount_minor, currency) VALUES ($1, $2, $3, 'captured', 'settled', 1099, 1099, 'EUR') ON CONFLICT DO NOTHING")
+        sqlx::query("INSERT INTO payments (provider, payment_id, order_id, status, disposition, settled_minor, amount_minor, currency, booked_captured_minor, booked_settled_minor) VALUES ($1, $2, $3, 'captured', 'settled', 1099, 1099, 'EUR', 1099, 1099) ON CONFLICT DO NOTHING")
             .bind(provider).bind(&payment).bind(order).execute(&self.stage.pool()).await.unwrap();
         let id = Uuid::new_v4();
-        sqlx::query("INSERT INTO refunds (id, order_id, provider, account, payment_id, origin, status, amount_minor, currency, source, provider_key) VALUES ($1, $2, $3, '', $4, 'api', 'requested', $5, 'EUR', 'sales', $6)")
+        sqlx::query("INSERT INTO refunds (id, order_id, provider, account, payment_id, origin, status, amount_minor, currency, provider_key) VALUES ($1, $2, $3, '', $4, 'api', 'requested', $5, 'EUR', $6)")
             .bind(id).bind(order).bind(provider).bind(&payment).bind(amount_minor).bind(format!("refund:{id}")).execute(&self.stage.pool()).await.unwrap();
         id
     }

@@ -11,8 +11,8 @@ INSERT INTO draws (reference, name, capacity, reserved, minted, charity_numerato
 INSERT INTO orders (id, reference, amount_minor, currency, status, version, paid_provider, paid_account, paid_payment_id, paid_at, lines, updated_at)
     SELECT gen_random_uuid(), 'A \"' || n || '\", first', 1000 * n + 1, 'EUR', 'paid', 2, 'stripe', '', 'pi_' || n, now(),
         jsonb_build_array(jsonb_build_object('description', 'Tickets', 'quantity', n, 'amount_minor', 1000 * n + 1, 'draw', d.id)), now() - interval '1 hour' FROM generate_series(2, 3) AS n, draws d;
-INSERT INTO payments (provider, account, payment_id, order_id, status, disposition, amount_minor, currency, settled_minor)
-    SELECT 'stripe', '', paid_payment_id, id, 'captured', 'settled', amount_minor, currency, amount_minor FROM orders;
+INSERT INTO payments (provider, account, payment_id, order_id, status, disposition, amount_minor, currency, settled_minor, booked_captured_minor, booked_settled_minor)
+    SELECT 'stripe', '', paid_payment_id, id, 'captured', 'settled', amount_minor, currency, amount_minor, amount_minor, amount_minor FROM orders;
 INSERT INTO reservations (id, order_id, line, draw_id, quantity, status, expires_at) SELECT gen_random_uuid(), o.id, 0, d.id, (lines -> 0 ->> 'quantity')::bigint, 'confirmed', now() FROM orders o, draws d;
 INSERT INTO tickets (order_id, line, draw_id, draw_ordinal, first_number, last_number)
     SELECT r.order_id, 0, d.id, d.ordinal, CASE quantity WHEN 2 THEN 1 ELSE 3 END, CASE quantity WHEN 2 THEN 2 ELSE 5 END FROM reservations r, draws d;
