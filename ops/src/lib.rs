@@ -49,9 +49,19 @@ pub use options::Options;
 pub use settings::{Command, Draws, Ledger, Settings};
 pub use trail::{Trail, trail};
 
-/// A pool for a person, or for housekeeping; `read_only` for those who only look.
+/// A pool for a person, or for housekeeping; `read_only` for those who only look. What they ask is found by index.
 fn pool(url: &str, connections_max: u32, read_only: bool) -> anyhow::Result<PgPool> {
+    pool_with(url, connections_max, read_only, &postgres::BY_INDEX)
+}
+
+/// A pool for who reads tables whole, the books of all orders, say.
+fn wide_pool(url: &str) -> anyhow::Result<PgPool> {
+    pool_with(url, 1, true, &[])
+}
+
+fn pool_with(url: &str, connections_max: u32, read_only: bool, more: &[(&'static str, &str)]) -> anyhow::Result<PgPool> {
     let mut session: Vec<(&'static str, String)> = vec![("lock_timeout", "2s".into()), ("idle_in_transaction_session_timeout", "60s".into())];
+    session.extend(more.iter().map(|(name, value)| (*name, (*value).to_owned())));
     if read_only {
         session.push(("default_transaction_read_only", "on".into()));
     } else {
@@ -180,8 +190,8 @@ async fn run_command(settings: Settings) -> anyhow::Result<()> {
         Command::Man => Ok(clap_mangen::Man::new(Options::command()).render(&mut std::io::stdout())?),
         Command::Trail { id, json } => show_trail(&pool(url, 1, true)?, &id, json).await,
         Command::Attention { action, limit } => attention::run(&pool(url, 1, action.is_none())?, &settings.actor, action, limit).await,
-        Command::Draws(draws) => draws::run(&pool(url, 1, true)?, draws).await,
-        Command::Ledger(ledger) => books::run(&pool(url, 1, true)?, ledger).await,
+        Command::Draws(draws) => draws::run(&wide_pool(url)?, draws).await,
+        Command::Ledger(ledger) => books::run(&wide_pool(url)?, ledger).await,
         Command::Reconcile { dry_run, order, pending_for, limit } => {
             reconcile::run(&pool(url, 2, false)?, &settings.apis, reconcile::Asked { dry_run, order, pending_for, limit }).await
         }

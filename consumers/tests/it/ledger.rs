@@ -10,7 +10,7 @@ async fn two_replicas_book_two_thousand_events_once_each_while_one_that_cannot_b
     let bench = Bench::of("ledger").await;
     bench.stage.execute("ALTER TABLE ledger_lines ADD CONSTRAINT no_poison CHECK (abs(amount_minor) <> 666)").await;
     let mut events: Vec<Value> = (0..2000).map(|_| uuid::Uuid::new_v4()).map(|order| counterfoil_tests::paid_event(order, "a@example.com")).collect();
-    events[700]["data"]["payment"]["amount_minor"] = serde_json::json!(666);
+    events[700]["data"]["books"]["after"]["captured_minor"] = serde_json::json!(666);
     bench.stage.put_events("ledger", &events).await;
     bench.stage.put_events("ledger", &events[..500]).await;
     let mut replicas = [bench.start(), bench.start()];

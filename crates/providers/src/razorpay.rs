@@ -127,6 +127,8 @@ pub(crate) struct Entity<'a> {
     #[serde(borrow)]
     pub(crate) order_id: Raw<'a>,
     #[serde(borrow)]
+    amount_deducted: Raw<'a>,
+    #[serde(borrow)]
     phase: Raw<'a>,
     #[serde(borrow)]
     reason_code: Raw<'a>,
@@ -311,16 +313,20 @@ fn dispute_fact(event_type: &str, entities: &Entities<'_>) -> Result<Fact, Unrea
     let of = json::text(dispute.payment_id).or_else(|| entities.payment.and_then(|payment| json::text(payment.id)));
     let payment = of.map(key).ok_or_else(|| missing("an id of its payment"))?;
     let dispute_id = json::text(dispute.id).filter(|id| id.len() <= ID_BYTES_MAX).ok_or_else(|| missing("an id"))?;
-    // A retrieval asks for papers; money moves from the chargeback on.
-    let inquiry = json::text(dispute.phase).as_deref() == Some("retrieval");
-    let status = match json::text(dispute.status).as_deref().unwrap_or_else(|| event_type.trim_start_matches("payment.dispute.")) {
-        "won" => DisputeStatus::Won,
-        "lost" => DisputeStatus::Lost,
-        "closed" => DisputeStatus::Closed,
-        _ if inquiry => DisputeStatus::Inquiry,
-        _ => DisputeStatus::Opened,
+    let disputed = money(&dispute)?.ok_or_else(|| missing("an amount and a currency"))?;
+    // 0 until a dispute is lost, by the entity's documentation; from the outset, where the account is charged at once.
+    let deducted = json::integer(dispute.amount_deducted).filter(|minor| *minor > 0);
+    // A bank's suspicion of fraud and a retrieval are questions; money moves from the chargeback on.
+    let question = matches!(json::text(dispute.phase).as_deref(), Some("fraud" | "retrieval")) && deducted.is_none();
+    let (status, money) = match json::text(dispute.status).as_deref().unwrap_or_else(|| event_type.trim_start_matches("payment.dispute.")) {
+        // Won in part: what stays deducted is lost.
+        "lost" | "won" if deducted.is_some() => (DisputeStatus::Lost, Money::new(deducted.unwrap_or_default(), disputed.currency)),
+        "won" => (DisputeStatus::Won, disputed),
+        "lost" => (DisputeStatus::Lost, disputed),
+        "closed" => (DisputeStatus::Withdrawn, disputed),
+        _ if question => (DisputeStatus::Inquiry, disputed),
+        _ => (DisputeStatus::Opened, disputed),
     };
-    let money = money(&dispute)?.ok_or_else(|| missing("an amount and a currency"))?;
     Ok(Fact::Dispute { payment, dispute_id, status, money, reason: json::text(dispute.reason_code) })
 }
 

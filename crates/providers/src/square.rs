@@ -212,8 +212,8 @@ fn dispute_fact(what: &str, dispute: &Payment<'_>) -> Result<Fact, Unreadable> {
         Some("LOST" | "ACCEPTED") => DisputeStatus::Lost,
         Some("INQUIRY_CLOSED") => DisputeStatus::Closed,
         Some("INQUIRY_EVIDENCE_REQUIRED" | "INQUIRY_PROCESSING") => DisputeStatus::Inquiry,
-        Some(_) => DisputeStatus::Opened,
-        None => return Err(missing("a state")),
+        Some("EVIDENCE_REQUIRED" | "PROCESSING" | "WAITING_THIRD_PARTY") => DisputeStatus::Opened,
+        _ => return Err(missing("a state that is documented")),
     };
     let money = money(dispute.amount_money)?.ok_or_else(|| missing("amount_money"))?;
     Ok(Fact::Dispute { payment, dispute_id, status, money, reason: json::text(dispute.reason) })

@@ -94,7 +94,8 @@ fn stripes_types_mean_what_its_documentation_says() {
         ("charge.dispute.created", dispute("needs_response"), "dispute dp_1 opened 5 EUR of ch_1"),
         ("charge.dispute.funds_withdrawn", dispute("under_review"), "dispute dp_1 opened 5 EUR of ch_1"),
         ("charge.dispute.created", dispute("warning_needs_response"), "dispute dp_1 inquiry 5 EUR of ch_1"),
-        ("charge.dispute.closed", dispute("warning_closed"), "dispute dp_1 closed 5 EUR of ch_1"),
+        ("charge.dispute.closed", dispute("warning_closed"), "dispute dp_1 withdrawn 5 EUR of ch_1"),
+        ("charge.dispute.closed", dispute("prevented"), "dispute dp_1 withdrawn 5 EUR of ch_1"),
         ("charge.dispute.closed", dispute("lost"), "dispute dp_1 lost 5 EUR of ch_1"),
         ("charge.dispute.closed", dispute("won"), "dispute dp_1 won 5 EUR of ch_1"),
         ("invoice.paid", json!({ "id": "in_1", "payment_intent": "pi_1", "amount_paid": 5, "currency": "eur" }), "captured pi_1 5 EUR -"),
@@ -303,7 +304,12 @@ fn what_stripe_released_is_no_refund() {
     let told = |version: &Value, refunded| said(&event(version.clone(), "charge.refunded", charge(2000, json!(1099), refunded)));
     assert_eq!((told(&old, 901), told(&Value::Null, 901)), ("ignored".into(), "ignored".into()), "only the rest was released");
     assert_eq!((told(&old, 1000), told(&new, 901)), ("reported 99 EUR of pi_1".into(), "reported 901 EUR of pi_1".into()));
+    let told = |version: &Value, captured: i64, refunded| said(&event(version.clone(), "charge.refunded", charge(2000, json!(captured), refunded)));
+    assert_eq!((told(&new, 500, 1600), told(&old, 500, 400)), ("reported 100 EUR of pi_1".into(), "reported 400 EUR of pi_1".into()), "the figures tell");
     assert_eq!(said(&event(old.clone(), "charge.refunded", charge(1099, json!(0), 1099))), "cancelled pi_1 1099 EUR A", "a void");
+    let expired =
+        json!({ "id": "re_1", "payment_intent": "pi_1", "amount": 901, "currency": "eur", "status": "succeeded", "reason": "expired_uncaptured_charge" });
+    assert_eq!(said(&event(old.clone(), "charge.refund.updated", expired)), "expired pi_1 901 EUR -");
     let refund = json!({ "id": "re_1", "payment_intent": "pi_1", "amount": 901, "currency": "eur", "status": "succeeded" });
     let marked =
         json!({ "id": "re_1", "payment_intent": "pi_1", "amount": 901, "currency": "eur", "status": "succeeded", "metadata": { "counterfoil_refund": MARK } });
@@ -347,6 +353,38 @@ fn razorpay_money_that_was_never_captured_pays_nothing_and_its_refund_is_none() 
     }
     assert_eq!(says("refund.processed", json!({ "refund": refund, "payment": payment("refunded", false) })), "cancelled pay_1 5 INR 1042074810");
     assert_eq!(says("refund.processed", json!({ "refund": refund, "payment": payment("refunded", true) })), "refund rfnd_1 succeeded 5 INR of pay_1");
+}
+
+/// docs/disputes.md has the table: each end that a provider documents ends it here, with the money where the provider left it.
+#[test]
+fn every_documented_state_of_a_dispute_has_its_meaning() {
+    let razorpay = Razorpay::new(&[Secret::new("s").unwrap()]);
+    let says = |phase: &str, status: &str, deducted: i64| {
+        let dispute =
+            json!({ "id": "d", "payment_id": "pay_1", "amount": 10, "amount_deducted": deducted, "currency": "INR", "phase": phase, "status": status });
+        said(&read(&razorpay, &json!({ "event": "payment.dispute.action_required", "created_at": 7, "payload": { "dispute": { "entity": dispute } } })))
+    };
+    for (phase, status, deducted, wanted) in [
+        ("fraud", "open", 0, "inquiry 10"),
+        ("fraud", "under_review", 0, "inquiry 10"),
+        ("fraud", "closed", 0, "withdrawn 10"),
+        ("retrieval", "open", 0, "inquiry 10"),
+        ("retrieval", "open", 10, "opened 10"),
+        ("chargeback", "open", 0, "opened 10"),
+        ("chargeback", "closed", 0, "withdrawn 10"),
+        ("pre_arbitration", "under_review", 0, "opened 10"),
+        ("arbitration", "won", 0, "won 10"),
+        ("chargeback", "won", 1, "lost 1"),
+        ("chargeback", "lost", 0, "lost 10"),
+    ] {
+        assert_eq!(says(phase, status, deducted), format!("dispute d {wanted} INR of pay_1"), "{phase} {status}");
+    }
+    let square = Square::new(&[Secret::new("s").unwrap()], "https://x.example").unwrap();
+    let says = |state: &str| {
+        let dispute = json!({ "id": "d", "state": state, "disputed_payment": { "payment_id": "sq" }, "amount_money": { "amount": 10, "currency": "USD" } });
+        said(&read(&square, &json!({ "event_id": "e", "type": "dispute.state.updated", "data": { "object": { "dispute": dispute } } })))
+    };
+    assert_eq!((says("WAITING_THIRD_PARTY").as_str(), says("UNKNOWN_STATE").as_str()), ("dispute d opened 10 USD of sq", "unreadable"));
 }
 
 /// Two parts of one link are paid within a second: two events.

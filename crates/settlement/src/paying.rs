@@ -1,5 +1,5 @@
-//! An order is paid by money that was held for it: the right amount was captured, and still stands, though other figures came
-//! first.
+//! An order is paid by money that was held for it: the right amount was captured, though other figures came first, and not all
+//! of it went back since.
 
 use counterfoil_outbox::NewEvent;
 use counterfoil_payments::event::{Customer, OrderData, PaymentData};
@@ -9,11 +9,11 @@ use uuid::Uuid;
 
 use crate::statement::headers;
 use crate::stored::parsed;
-use crate::{aside, positions};
+use crate::{aside, orders, positions};
 
 /// Pays an unpaid order by a payment of its own that is held for its amount, if exactly the order's amount was captured at
-/// some time and that much is still here: not sent back, about to be, or charged back. `false` when there is none. Needs the
-/// order's lock.
+/// some time and something of it is still here: not sent back, about to be, or charged back. What is gone makes it partially
+/// refunded, as if it had gone after the payment. `false` when there is none. Needs the order's lock.
 pub(crate) async fn pay_if_it_fits(tx: &mut PgTransaction<'_>, order: Uuid, trace: Option<&str>) -> sqlx::Result<bool> {
     let Some(payment) = fitting(tx, order).await? else { return Ok(false) };
     let paid = sqlx::query!(
@@ -57,6 +57,9 @@ pub(crate) async fn pay_if_it_fits(tx: &mut PgTransaction<'_>, order: Uuid, trac
     let event_id = event::order_paid(OrderId(order));
     let said = NewEvent { event_id, topic: Topic::OrderPaid.name(), order_id: order, version: paid.version, payload, headers: headers(trace) };
     positions::announce(tx, &said, Some(&books)).await?;
+    if books.after.refunded_minor > 0 {
+        orders::restate(tx, order).await?;
+    }
     aside::surplus(tx, order, &payment, trace).await?;
     aside::now_extra(tx, order).await?;
     Ok(true)
@@ -68,8 +71,8 @@ async fn fitting(tx: &mut PgTransaction<'_>, order: Uuid) -> sqlx::Result<Option
         "SELECT p.provider, p.account, p.payment_id FROM orders o JOIN payments p ON p.order_id = o.id
          WHERE o.id = $1 AND o.status IN ('pending_payment', 'payment_pending', 'failed_final') AND p.currency = o.currency AND p.fits AND NOT p.contested
            AND p.disposition = 'held' AND p.held_reason = 'amount_differs'
-           AND p.amount_minor - p.tip_minor - p.booked_charged_back_minor - COALESCE((SELECT sum(r.amount_minor) FROM refunds r
-                WHERE r.provider = p.provider AND r.account = p.account AND r.payment_id = p.payment_id AND r.currency = p.currency AND r.status <> 'failed'), 0) >= o.amount_minor
+           AND p.amount_minor - p.booked_charged_back_minor - COALESCE((SELECT sum(r.amount_minor) FROM refunds r
+                WHERE r.provider = p.provider AND r.account = p.account AND r.payment_id = p.payment_id AND r.currency = p.currency AND r.status <> 'failed'), 0) > 0
          ORDER BY p.created_at, p.payment_id LIMIT 1",
         order,
     )

@@ -1,5 +1,6 @@
 //! The whole fleet, and the shape of the workspace.
 
+mod attention;
 mod deploy;
 mod money_back;
 mod plans;

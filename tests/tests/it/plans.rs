@@ -105,3 +105,63 @@ async fn no_process_reads_a_table_whole_for_a_payment_though_it_was_empty_when_i
     let much: Vec<(String, i64)> = deltas.filter(|(_, rows)| *rows > GROWN * 10).collect();
     assert_eq!(much, [], "so many rows of these tables were read for 20 orders: what a payment costs would grow with them");
 }
+
+/// Settled payments that a shop has, and what they left behind.
+const SETTLED: &str = "
+    SET session_replication_role = replica;
+    INSERT INTO orders (id, reference, status, version, amount_minor, currency, paid_provider, paid_account, paid_payment_id, paid_at, created_at, updated_at)
+        SELECT gen_random_uuid(), 'old-' || n, 'paid', 2, 500, 'EUR', 'stripe', '', 'pi_' || n, now() - interval '30 days', now() - interval '30 days', now() - interval '30 days' FROM generate_series(1, 200000) n;
+    INSERT INTO payments (provider, payment_id, order_id, status, disposition, amount_minor, currency, settled_minor, fits, booked_captured_minor, booked_settled_minor, created_at, updated_at)
+        SELECT 'stripe', paid_payment_id, id, 'captured', 'settled', 500, 'EUR', 500, true, 500, 500, paid_at, paid_at FROM orders;
+    INSERT INTO webhook_events (provider, event_id, event_type, body, secret_position, outcome, payment_account, payment_id, received_at, processed_at)
+        SELECT 'stripe', 'evt_' || id, 't', '', 0, 'applied', '', paid_payment_id, paid_at, paid_at FROM orders;
+    INSERT INTO outbox (event_id, topic, order_id, version, routing_key, payload, created_at, published_at) SELECT id, 'order.paid', id, 2, 'order.paid', '{}', paid_at, paid_at FROM orders;
+    INSERT INTO processed_events (consumer, event_id, state, done_at, created_at, updated_at) SELECT c, id, 'done', paid_at, paid_at, paid_at FROM orders, unnest(ARRAY['ledger', 'email']) c;
+    INSERT INTO ledger_entries (source_event_id, order_id, payment_provider, payment_account, payment_id, topic, occurred_at) SELECT id, id, 'stripe', '', paid_payment_id, 'order.paid', paid_at FROM orders;
+    INSERT INTO ledger_lines (entry_id, account, amount_minor, currency) SELECT e.id, l.account, l.minor, 'EUR' FROM ledger_entries e, (VALUES ('assets:receivable:stripe', 500), ('income:sales', -500)) l (account, minor);
+    INSERT INTO refunds (id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, provider_key, answered, created_at, updated_at)
+        SELECT id, id, 'stripe', '', paid_payment_id, 're_' || reference, 'api', CASE WHEN reference LIKE '%0' THEN 'failed' ELSE 'succeeded' END, 1, 'EUR', 'k' || reference, true, paid_at, paid_at FROM orders WHERE reference LIKE '%0' OR reference LIKE '%5';
+    INSERT INTO disputes (provider, account, dispute_id, order_id, payment_id, status, amount_minor, currency, created_at, updated_at)
+        SELECT 'stripe', '', 'dp_' || reference, id, paid_payment_id, 'won', 1, 'EUR', paid_at, paid_at FROM orders WHERE reference LIKE '%00';
+    INSERT INTO provider_reads (order_id, reads, next_read_at) SELECT id, 1, now() - interval '20 days' FROM orders WHERE reference LIKE '%0';
+    INSERT INTO ticket_standings (order_id, version, order_status) SELECT id, 3, 'paid' FROM orders WHERE reference LIKE '%0';
+    INSERT INTO idempotency_keys (scope, key, request_hash, status, response_status, response_body, created_at, completed_at) SELECT 'old', reference, '', 'completed', 201, '{}', now() - interval '9 days', now() - interval '9 days' FROM orders;
+    UPDATE audit_marks SET outbox_id = (SELECT max(id) FROM outbox);
+    UPDATE books_compared SET outbox_id = (SELECT max(id) FROM outbox);
+    SET session_replication_role = origin;
+    ANALYZE";
+
+/// Rows of each table that all looks together may read: what is open, a few pages of an index, and 500 orders in turn.
+const LOOKED_AT: i64 = 60_000;
+
+/// What housekeeping, the console, status, attention and the watches look at again and again is what is open: a shop with
+/// 200,000 settled payments costs them no more than one with none.
+#[tokio::test]
+async fn what_recurs_costs_what_is_open_not_what_has_been() {
+    let stage = Stage::new().await;
+    stage.execute(SETTLED).await;
+    let listen = format!("127.0.0.1:{}", counterfoil_tests::fleet::free_port());
+    let fleet = Fleet::on(&stage)
+        .with("COUNTERFOIL_HOUSEKEEP_SELDOM_S", "2")
+        .with("COUNTERFOIL_CONSOLE_LISTEN", &listen)
+        .with("COUNTERFOIL_CONSOLE_TOKENS", "ann:operator:operator-token-canary-0123456789");
+    let before = read(&stage).await;
+    let mut processes = vec![fleet.housekeep().ready().await, fleet.run_long("console").ready().await, fleet.relay().ready().await, fleet.ingest().await.0];
+    for task in ["waiting", "retention", "books", "reads", "refunds", "watch", "lost", "places", "expiry", "keys", "deferred"] {
+        until(&format!("{task} has run"), 60, true, async || {
+            let ran = format!("SELECT count(*) FROM task_runs WHERE task = '{task}'");
+            sqlx::query_scalar::<_, i64>(sqlx::AssertSqlSafe(ran)).fetch_one(&stage.pool()).await.unwrap() > 0
+        })
+        .await;
+    }
+    for command in [["status"].as_slice(), &["attention"], &["outbox", "list"], &["dead-letters", "list"], &["providers"]] {
+        let (code, said) = fleet.counterfoil(command).await;
+        assert!(code.is_some_and(|code| code <= 1), "{command:?}: {said}");
+    }
+    processes.iter_mut().for_each(|process| process.kill());
+    let sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'counterfoil%'";
+    until("their sessions have ended", 20, 0, async || stage.count(sessions).await).await;
+    let deltas = before.into_iter().zip(read(&stage).await).map(|((table, before), (_, after))| (table, after - before));
+    let much: Vec<(String, i64)> = deltas.filter(|(_, rows)| *rows > LOOKED_AT).collect();
+    assert_eq!(much, [], "so many rows of these tables were read again and again: what is looked at would grow with what has been");
+}

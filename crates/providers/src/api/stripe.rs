@@ -8,7 +8,7 @@ use url::form_urlencoded::Serializer;
 use super::wire::{Wire, fitting};
 use super::{CallError, PaymentState, RefundAnswer, RefundCall, answer_of};
 use crate::json::{self, Raw};
-use crate::stripe::{Object, Releases, Told, minor_units, object_fact, released_minor};
+use crate::stripe::object::{Object, Releases, Told, captured_minor, minor_units, object_fact, released_minor};
 
 /// Pinned, so that a change of the account's default version changes nothing here.
 const VERSION: &str = "2026-07-29.dahlia";
@@ -44,8 +44,9 @@ pub(super) async fn payment(wire: &Wire, key: &PaymentKey) -> Result<PaymentStat
     let latest: Option<Object<'_>> = json::object(object.latest_charge).map_err(|error| wire.unread(&error))?;
     let reported = json::integer(latest.as_ref().map_or(object.amount_refunded, |charge| charge.amount_refunded)).unwrap_or(0);
     let mut fact = object_fact(&told(event_type(charge, &object), key), &object).map_err(|error| wire.unread(&error))?;
+    let taken = captured_minor(&object).map_err(|error| wire.unread(&error))?;
     let released = released_minor(&object).map_err(|error| wire.unread(&error))?;
-    let refunded_minor = gone_back(in_minor_units(&fact, reported), released);
+    let refunded_minor = Releases::AreRefunds.gone_back(in_minor_units(&fact, reported), taken, released);
     if let Fact::Payment { order: order @ None, .. } = &mut fact
         && !charge
     {
@@ -57,11 +58,6 @@ pub(super) async fn payment(wire: &Wire, key: &PaymentKey) -> Result<PaymentStat
 fn told<'a>(event_type: &'a str, key: &'a PaymentKey) -> Told<'a> {
     // Payments of before the pinned version may be listed with what was released among their refunds.
     Told { event_type, account: &key.account, releases: Releases::AreRefunds }
-}
-
-/// What went back of a payment: not what had been authorised and was released, which older versions count among it.
-fn gone_back(reported: i64, released: i64) -> i64 {
-    if reported >= released { reported - released } else { reported }
 }
 
 fn in_minor_units(fact: &Fact, amount: i64) -> i64 {
