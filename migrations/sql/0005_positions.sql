@@ -237,7 +237,8 @@ FROM webhook_events w WHERE w.outcome = 'waiting'
     AND NOT (w.waits_for LIKE 'payment:%' AND EXISTS (SELECT FROM payments p WHERE p.payment_id = w.payment_id AND p.provider = w.provider AND p.status IN ('cancelled', 'expired')))
 UNION ALL
 SELECT 'unplaced', 'unplaced:' || w.provider || ':' || w.account || ':' || w.event_id, w.unplaced_minor || ' ' || w.unplaced_currency,
-    w.provider || ' ' || COALESCE(w.payment_id, w.event_id), NULL, w.unplaced_minor, w.unplaced_currency,
+    w.provider || ' ' || COALESCE(w.payment_id, w.event_id), COALESCE(w.fact #>> '{fact,unsupported,order,reference}', w.fact #>> '{fact,unsupported,order,id}'),
+    w.unplaced_minor, w.unplaced_currency,
     'captured, and counts for no order: ' || COALESCE(w.reason, ''), w.received_at
 FROM webhook_events w WHERE w.unplaced_minor IS NOT NULL
 UNION ALL

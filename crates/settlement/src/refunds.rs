@@ -221,7 +221,7 @@ async fn merge(tx: &mut PgTransaction<'_>, rows: &[Row]) -> sqlx::Result<Uuid> {
 
 async fn update(tx: &mut PgTransaction<'_>, id: Uuid, refund_id: &str, status: RefundStatus) -> sqlx::Result<()> {
     sqlx::query!(
-        "UPDATE refunds SET provider_refund_id = $2, status = $3, held_reason = NULL, updated_at = now()
+        "UPDATE refunds SET provider_refund_id = $2, status = $3, held_reason = NULL, last_error = NULL, updated_at = now()
          WHERE id = $1 AND (provider_refund_id IS DISTINCT FROM $2 OR status <> $3)",
         id,
         refund_id,

@@ -155,3 +155,26 @@ async fn labels_stay_bounded_whatever_is_asked_for() {
     let series = metrics.lines().filter(|line| line.starts_with("counterfoil_ingest_answers_total")).count();
     assert!(series < 10 && metrics.contains("provider=\"other\""), "{series} series:\n{metrics}");
 }
+
+/// A subscription's checkout takes money that this release does not settle: the answer says so, and the list of what waits.
+#[tokio::test]
+async fn captured_money_that_is_not_supported_says_so_in_the_answer_the_list_and_the_trail() {
+    let stage = Stage::with_schema().await;
+    let fleet = Fleet::on(&stage);
+    let (_ingest, shop) = fleet.ingest().await;
+    let order = shop.order().await;
+    let session = json!({ "id": "cs_1", "mode": "subscription", "payment_intent": null, "invoice": "in_1", "payment_status": "paid", "amount_total": 1099 });
+    let event = stripe_event("checkout.session.completed", &order, "pi_1", &session);
+    let body = serde_json::to_vec(&event).unwrap();
+    let tag = stripe_signature(&body, std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs());
+    let answer = shop.client.post(format!("{}/webhooks/stripe", shop.base)).header("Stripe-Signature", tag).body(body).send().await.unwrap();
+    let answer: Value = answer.json().await.unwrap();
+    assert_eq!(answer["outcome"], "ignored");
+    assert!(answer["reason"].as_str().unwrap().contains("a subscription's checkout is not supported"), "{answer}");
+    let (_, listed) = fleet.counterfoil(&["attention"]).await;
+    assert!(listed.contains("unplaced") && listed.contains("a subscription's checkout is not supported") && listed.contains(&order), "{listed}");
+    for id in [order.as_str(), "cs_1", "in_1"] {
+        let (code, trail) = fleet.counterfoil(&["trail", id]).await;
+        assert!(code == Some(0) && trail.contains("a subscription's checkout is not supported"), "{id}: {trail}");
+    }
+}

@@ -16,6 +16,7 @@ fn payment(provider: &str, id: &str, order: &str, status: &str, session: &str) -
         order: Some(order.into()),
         status: status.into(),
         session: Some(session.into()),
+        ..Payment::default()
     }
 }
 

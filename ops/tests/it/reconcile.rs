@@ -46,6 +46,7 @@ async fn a_reported_refund_whose_own_event_never_came_is_looked_up_and_a_session
         order: Some(by_session.clone()),
         status: "captured".into(),
         session: Some("cs_2".into()),
+        ..Payment::default()
     };
     simulator.put(session);
     shop.post(&by_session, "session", &json!({ "provider": "stripe", "id": "cs_2" }), None, true).await;
@@ -54,6 +55,59 @@ async fn a_reported_refund_whose_own_event_never_came_is_looked_up_and_a_session
     assert!(said.contains("more was refunded than we know of"), "{said}");
     assert_eq!(stage.count("SELECT count(*) FROM orders WHERE status = 'partially_refunded'").await, 1);
     assert_eq!(stage.count("SELECT count(*) FROM orders WHERE status = 'paid'").await, 1);
+}
+
+/// What a provider is read for is what moved: not its status, a session's price, or the id that the shop happened to tell of.
+#[tokio::test]
+async fn what_was_captured_is_read_from_the_payment_at_every_provider() {
+    let (stage, simulator) = (Stage::with_schema().await, Simulator::start().await);
+    let fleet = Fleet::on(&stage).with_simulator(&simulator);
+    let (_ingest, shop) = fleet.ingest().await;
+    let put = |provider: &str, id: &str, order: &str, amount: i64, status: &str, session: &str, authorised: i64, tip: i64| {
+        let session = (!session.is_empty()).then(|| session.to_owned());
+        simulator.put(Payment {
+            provider: provider.into(),
+            id: id.into(),
+            amount,
+            currency: "EUR".into(),
+            order: Some(order.into()),
+            status: status.into(),
+            session,
+            authorised,
+            tip,
+        });
+    };
+    let (never, part, link, rest) = (shop.order().await, shop.order().await, shop.order().await, shop.order().await);
+    // Authorised at Razorpay, given back before it was captured: its status says refunded.
+    put("razorpay", "pay_1", &never, 1099, "voided", "order_1", 0, 0);
+    shop.post(&never, "session", &json!({ "provider": "razorpay", "id": "order_1" }), None, true).await;
+    // 500 of 1099 captured; the session says paid, and its price.
+    put("stripe", "pi_1", &part, 500, "captured", "cs_1", 1099, 0);
+    shop.post(&part, "session", &json!({ "provider": "stripe", "id": "cs_1" }), None, true).await;
+    // Paid by a payment link of Square, with a tip: the shop knows the link's order.
+    put("square", "sq_1", &link, 1099, "captured", "sqo_1", 0, 200);
+    shop.post(&link, "session", &json!({ "provider": "square", "id": "sqo_1" }), None, true).await;
+    // 2000 authorised, 1099 captured, and the rest is listed as a refund.
+    put("stripe", "pi_2", &rest, 1099, "captured", "cs_2", 2000, 0);
+    shop.post(&rest, "session", &json!({ "provider": "stripe", "id": "cs_2" }), None, true).await;
+    simulator.refund_by_hand("stripe", "pi_2", 901);
+    let (code, said) = fleet.counterfoil(&["reconcile", "--pending-for", "0s"]).await;
+    assert_eq!(code, Some(0), "{said}");
+    shop.stripe(&stripe_event("charge.refunded", &rest, "pi_2", &json!({ "amount": 2000, "amount_refunded": 902 }))).await;
+    stage.execute("UPDATE payments SET updated_at = now() - interval '1 minute'; UPDATE provider_reads SET next_read_at = now()").await;
+    let (_, again) = fleet.counterfoil(&["reconcile", "--pending-for", "0s"]).await;
+    let of = async |order: &str| {
+        let text = format!(
+            "SELECT o.status || ' ' || COALESCE(string_agg(p.status || ' ' || p.amount_minor || ' ' || p.settled_minor || ' ' || p.tip_minor, ','), '') FROM orders o LEFT JOIN payments p ON p.order_id = o.id WHERE o.id = '{order}' GROUP BY o.status"
+        );
+        sqlx::query_scalar::<_, String>(sqlx::AssertSqlSafe(text)).fetch_one(&stage.pool()).await.unwrap()
+    };
+    assert_eq!(of(&never).await, "pending_payment cancelled 1099 0 0", "{said}");
+    assert_eq!(of(&part).await, "pending_payment captured 500 0 0", "{said}");
+    assert_eq!(of(&link).await, "paid captured 1299 1099 200", "{said}");
+    assert_eq!(of(&rest).await, "paid captured 1099 1099 0", "{said}{again}");
+    assert_eq!(stage.count("SELECT count(*) FROM refunds").await, 0, "{said}{again}");
+    assert_eq!(shop.refund(&rest, 1099, "k").await.0, 201, "all that was captured can go back");
 }
 
 #[tokio::test]

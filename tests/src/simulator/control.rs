@@ -21,7 +21,7 @@ fn text(body: &Value, field: &str) -> Option<String> {
     body[field].as_str().map(str::to_owned)
 }
 
-/// `{"provider", "id", "amount", "currency", "order", "status", "session"}`
+/// `{"provider", "id", "amount", "currency", "order", "status", "session", "authorised", "tip"}`
 async fn put(State(simulator): State<Simulator>, Json(body): Json<Value>) -> Json<Value> {
     simulator.put(Payment {
         provider: text(&body, "provider").unwrap_or_else(|| "stripe".into()),
@@ -31,6 +31,8 @@ async fn put(State(simulator): State<Simulator>, Json(body): Json<Value>) -> Jso
         order: text(&body, "order"),
         status: text(&body, "status").unwrap_or_else(|| "captured".into()),
         session: text(&body, "session"),
+        authorised: body["authorised"].as_i64().unwrap_or(0),
+        tip: body["tip"].as_i64().unwrap_or(0),
     });
     Json(json!({ "made": body["id"] }))
 }

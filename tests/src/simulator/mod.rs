@@ -21,7 +21,7 @@ use uuid::Uuid;
 pub use webhooks::Webhooks;
 
 /// What a payment is at its provider.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Payment {
     /// `stripe`, `razorpay` or `square`.
     pub provider: String,
@@ -33,8 +33,12 @@ pub struct Payment {
     pub currency: String,
     /// The order that it names.
     pub order: Option<String>,
-    /// `captured`, `authorised`, `failed` or `pending`.
+    /// `captured`, `authorised`, `voided` (given back before it was captured), `failed` or `pending`.
     pub status: String,
+    /// What was authorised, where that was more than `amount`.
+    pub authorised: i64,
+    /// What the buyer paid on top, at Square.
+    pub tip: i64,
     /// The checkout session or provider's order that it came of.
     pub session: Option<String>,
 }
@@ -127,7 +131,7 @@ impl Simulator {
             currency: "EUR".into(),
             order: Some(order.into()),
             status: "captured".into(),
-            session: None,
+            ..Payment::default()
         });
     }
 

@@ -24,11 +24,12 @@ pub(super) fn entity(payment: &Payment, refunded: i64) -> Value {
         "captured" => "captured",
         "authorised" => "authorized",
         "pending" => "created",
+        "voided" => "refunded",
         _ => "failed",
     };
     let notes = if payment.session.is_some() { json!([]) } else { json!({ "order_id": payment.order }) };
     json!({ "id": payment.id, "entity": "payment", "amount": payment.amount, "currency": payment.currency, "status": status, "order_id": payment.session,
-        "amount_refunded": refunded, "notes": notes, "email": null, "contact": null })
+        "captured": payment.status == "captured", "amount_refunded": if payment.status == "voided" { payment.amount } else { refunded }, "notes": notes, "email": null, "contact": null })
 }
 
 async fn payment(State(simulator): State<Simulator>, Path(id): Path<String>) -> Response {

@@ -9,7 +9,11 @@ use serde_json::{Value, json};
 use super::{Asked, Payment, Refund, Simulator, answer, problem};
 
 pub(super) fn routes() -> Router<Simulator> {
-    Router::new().route("/v2/payments/{id}", get(payment)).route("/v2/refunds", post(refund)).route("/v2/refunds/{id}", get(read_refund))
+    Router::new()
+        .route("/v2/payments/{id}", get(payment))
+        .route("/v2/orders/{id}", get(order))
+        .route("/v2/refunds", post(refund))
+        .route("/v2/refunds/{id}", get(read_refund))
 }
 
 fn money(amount: i64, payment: &Payment) -> Value {
@@ -22,14 +26,25 @@ async fn payment(State(simulator): State<Simulator>, Path(id): Path<String>) -> 
         "captured" => "COMPLETED",
         "authorised" => "APPROVED",
         "pending" => "PENDING",
+        "voided" => "CANCELED",
         _ => "FAILED",
     };
     let ids: Vec<String> = simulator.refunds_of("square", &id).into_iter().map(|refund| refund.id).collect();
     answer(
         200,
-        json!({ "payment": { "id": id, "status": status, "reference_id": payment.order, "amount_money": money(payment.amount, &payment),
+        json!({ "payment": { "id": id, "status": status, "reference_id": if payment.session.is_some() { None } else { payment.order.clone() }, "order_id": payment.session,
+            "amount_money": money(payment.amount, &payment), "tip_money": money(payment.tip, &payment), "total_money": money(payment.amount + payment.tip, &payment),
             "refunded_money": money(refunded, &payment), "refund_ids": ids } }),
     )
+}
+
+/// A payment link's order: its tenders are its payments.
+async fn order(State(simulator): State<Simulator>, Path(id): Path<String>) -> Response {
+    let state = simulator.state.lock().unwrap();
+    let of = state.payments.values().filter(|payment| payment.provider == "square" && payment.session.as_deref() == Some(&id));
+    let tenders: Vec<Value> =
+        of.map(|payment| json!({ "id": payment.id, "payment_id": payment.id, "amount_money": money(payment.amount + payment.tip, payment) })).collect();
+    if tenders.is_empty() { problem(404, "NOT_FOUND") } else { answer(200, json!({ "order": { "id": id, "tenders": tenders } })) }
 }
 
 pub(super) fn show(payment: &Payment, refund: &Refund) -> Value {

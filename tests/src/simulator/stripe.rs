@@ -32,7 +32,7 @@ async fn intent(State(simulator): State<Simulator>, Path(id): Path<String>) -> R
     let order = if payment.session.is_some() { json!({}) } else { json!({ "order_id": payment.order }) };
     answer(
         200,
-        json!({ "id": id, "object": "payment_intent", "status": status, "amount": payment.amount, "amount_received": received, "currency": currency, "metadata": order,
+        json!({ "id": id, "object": "payment_intent", "status": status, "amount": payment.authorised.max(payment.amount), "amount_received": received, "currency": currency, "metadata": order,
             "latest_charge": { "id": format!("ch_{id}"), "amount_refunded": refunded } }),
     )
 }
@@ -40,7 +40,7 @@ async fn intent(State(simulator): State<Simulator>, Path(id): Path<String>) -> R
 fn session_of(payment: &Payment) -> Value {
     let paid = payment.status == "captured";
     json!({ "id": payment.session, "object": "checkout.session", "status": if paid { "complete" } else { "open" }, "payment_status": if paid { "paid" } else { "unpaid" },
-        "payment_intent": payment.id, "amount_total": payment.amount, "currency": payment.currency.to_lowercase(), "client_reference_id": payment.order, "metadata": {} })
+        "payment_intent": payment.id, "amount_total": payment.authorised.max(payment.amount), "currency": payment.currency.to_lowercase(), "client_reference_id": payment.order, "metadata": {} })
 }
 
 fn by_session(simulator: &Simulator, wanted: impl Fn(&Payment) -> bool) -> Vec<Value> {
