@@ -200,6 +200,8 @@ fn spoil(bench: &Bench, order: Uuid, which: &str, how: fn(&mut Payment)) {
         order: order_name,
         status: "captured".into(),
         session: None,
+        authorised: 0,
+        tip: 0,
     };
     how(&mut payment);
     bench.simulator.put(payment);

@@ -1,7 +1,7 @@
 //! The books: double entry, append-only. Debits are positive, credits negative; each entry sums to zero per currency.
 //!
 //! What is posted for an event is the difference of two positions of one payment, both of which the event's own data name
-//! ([`Books`](counterfoil_payments::Books)): where the payment's money stood before, and where it stands after. So the books
+//! ([`Books`]): where the payment's money stood before, and where it stands after. So the books
 //! of a payment depend on its last position alone, not on the order in which events are read.
 //!
 //! With `unallocated = captured − settled − tip`, what belongs to nobody yet:

@@ -1,6 +1,6 @@
 //! Events that touch no order: ignored, deferred, unreadable, waiting, failed; and reading them back.
 
-use counterfoil_payments::{Fact, PaymentKey};
+use counterfoil_payments::{Fact, Money, PaymentKey};
 use sqlx::PgTransaction;
 use uuid::Uuid;
 
@@ -14,6 +14,11 @@ pub(crate) struct Note<'a> {
     pub(crate) outcome: Outcome,
     pub(crate) reason: Option<&'a str>,
     pub(crate) waits_for: Option<String>,
+}
+
+/// The money of a capture that names no order of ours.
+fn unplaced((item, note): &(&Item<'_>, Note<'_>)) -> Option<Money> {
+    item.delivery.fact.captured().filter(|money| note.outcome == Outcome::Ignored && money.amount_minor > 0)
 }
 
 /// Stores events as they are, or counts one more delivery of them; one statement for all.
@@ -31,8 +36,6 @@ pub(crate) async fn store(tx: &mut PgTransaction<'_>, items: &[(&Item<'_>, Note<
     let outcomes: Vec<String> = items.iter().map(|(_, note)| note.outcome.name().to_owned()).collect();
     let reasons: Vec<Option<String>> = items.iter().map(|(_, note)| note.reason.map(str::to_owned)).collect();
     let waits: Vec<Option<String>> = items.iter().map(|(_, note)| note.waits_for.clone()).collect();
-    let unplaced =
-        |(item, note): &(&Item<'_>, Note<'_>)| item.delivery.fact.captured().filter(|money| note.outcome == Outcome::Ignored && money.amount_minor > 0);
     let facts: Vec<Option<serde_json::Value>> =
         items.iter().map(|entry| (entry.1.waits_for.is_some() || unplaced(entry).is_some()).then(|| stored_fact(entry.0.delivery))).collect();
     let (unplaced_minor, unplaced_currency): (Vec<Option<i64>>, Vec<Option<String>>) =

@@ -73,7 +73,7 @@ async fn every_kind_of_waiting_is_listed_counted_shown_alerted_and_told() {
     let console = fleet.run_long("console").ready().await;
     let housekeep = fleet.housekeep().ready().await;
     let table = table();
-    assert_eq!(table.len(), stage.count("SELECT count(DISTINCT kind) FROM attention_entries").await as usize, "the table has the view's kinds");
+    assert_eq!(i64::try_from(table.len()), Ok(stage.count("SELECT count(DISTINCT kind) FROM attention_entries").await), "the table has the view's kinds");
     let (_, listed) = fleet.counterfoil(&["attention"]).await;
     let (code, status) = fleet.counterfoil(&["status", "--json"]).await;
     assert_eq!(code, Some(1), "a person is needed");

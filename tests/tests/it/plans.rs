@@ -156,7 +156,7 @@ async fn what_recurs_costs_what_is_open_not_what_has_been() {
         .with("COUNTERFOIL_CONSOLE_LISTEN", &listen)
         .with("COUNTERFOIL_CONSOLE_TOKENS", "ann:operator:operator-token-canary-0123456789");
     let before = read_by_index(&stage).await;
-    let mut processes = vec![fleet.housekeep().ready().await, fleet.run_long("console").ready().await, fleet.relay().ready().await, fleet.ingest().await.0];
+    let mut processes = [fleet.housekeep().ready().await, fleet.run_long("console").ready().await, fleet.relay().ready().await, fleet.ingest().await.0];
     for task in ["waiting", "retention", "books", "reads", "refunds", "watch", "lost", "places", "expiry", "keys", "deferred"] {
         until(&format!("{task} has run"), 60, true, async || {
             let ran = format!("SELECT count(*) FROM task_runs WHERE task = '{task}'");

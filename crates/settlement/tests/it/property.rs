@@ -157,7 +157,7 @@ struct Sums {
 
 impl Sums {
     /// What each account stands at, by the table of the ledger: what belongs to nobody goes back and is charged back first.
-    fn balances(&self, settled: i64) -> [(&'static str, i64); 6] {
+    fn balances(&self, settled: i64) -> [(&'static str, i64); 7] {
         let mut free = self.captured - settled;
         let mut from_free = |wanted: i64| {
             let taken = wanted.min(free);
@@ -173,42 +173,71 @@ impl Sums {
             ("income:refunds", back - back_free),
             ("liabilities:refunds_pending", -self.pending),
             ("expenses:chargebacks", self.lost - lost_free),
+            ("assets:disputed:stripe", self.away),
         ]
     }
 }
 
-/// The model: sorts the facts by meaning and folds them once. It shares no code with settlement. Which of several payments
-/// that fit has paid follows from who came first, and so does whether one whose money was going back meanwhile did: `payer`
-/// says what was found, and is held to what is possible.
-fn expected(facts: &[Delivery], payer: Option<&str>) -> Outcome {
-    let mut ranks: BTreeMap<String, (i32, &str)> = BTreeMap::new();
-    let mut captured: BTreeMap<String, Money> = BTreeMap::new();
-    let (mut refunds, mut disputes) = (BTreeMap::new(), BTreeMap::new());
-    let (mut pending, mut failed_final, mut contact) = (false, false, false);
-    let mut fits: BTreeSet<String> = BTreeSet::new();
-    for fact in facts.iter().map(|delivery| &delivery.fact) {
+/// All facts of a history, sorted by meaning and folded once, whatever their order.
+#[derive(Default)]
+struct Told {
+    /// Payment → rank and status of its furthest news.
+    ranks: BTreeMap<String, (i32, &'static str)>,
+    /// Payment → the highest figure.
+    captured: BTreeMap<String, Money>,
+    /// Payments of which some figure was what the order costs.
+    fits: BTreeSet<String>,
+    /// Id → payment, furthest status, amount.
+    refunds: BTreeMap<String, (String, RefundStatus, i64)>,
+    disputes: BTreeMap<String, (String, DisputeStatus, i64)>,
+    /// Refunds and disputes of payments of which nothing was captured.
+    waiting: i64,
+    pending: bool,
+    failed_final: bool,
+    contact: bool,
+}
+
+impl Told {
+    fn by(facts: &[Delivery]) -> Told {
+        let mut told = Told::default();
+        for delivery in facts {
+            told.hear(&delivery.fact);
+        }
+        let waits = |fact: &Fact| match fact {
+            Fact::Refund { payment, .. } | Fact::RefundsReported { payment, .. } | Fact::Dispute { payment, .. } => {
+                !told.captured.contains_key(&payment.payment_id)
+            }
+            _ => false,
+        };
+        told.waiting = i64::try_from(facts.iter().filter(|delivery| waits(&delivery.fact)).count()).unwrap();
+        told.refunds.retain(|_, (payment, ..)| told.captured.contains_key(payment));
+        told.disputes.retain(|_, (payment, ..)| told.captured.contains_key(payment));
+        told
+    }
+
+    fn hear(&mut self, fact: &Fact) {
         match fact {
             Fact::Payment { news, payment, money, contact: who, .. } => {
-                let rank = ranks.entry(payment.payment_id.clone()).or_insert((0, ""));
+                let rank = self.ranks.entry(payment.payment_id.clone()).or_insert((0, ""));
                 *rank = (*rank).max(payment_rank(*news));
-                pending |= matches!(news, News::Pending | News::Authorised);
-                failed_final |= *news == News::FailedFinal;
-                contact |= who.email.is_some();
+                self.pending |= matches!(news, News::Pending | News::Authorised);
+                self.failed_final |= *news == News::FailedFinal;
+                self.contact |= who.email.is_some();
                 if *news == News::Captured {
                     let money = money.unwrap();
                     if money.amount_minor == PRICE && money.currency.code() == "EUR" {
-                        fits.insert(payment.payment_id.clone());
+                        self.fits.insert(payment.payment_id.clone());
                     }
-                    let known = captured.entry(payment.payment_id.clone()).or_insert(money);
+                    let known = self.captured.entry(payment.payment_id.clone()).or_insert(money);
                     known.amount_minor = known.amount_minor.max(money.amount_minor);
                 }
             }
             Fact::Refund { payment, refund_id, status, money, .. } => {
-                let known = refunds.entry(refund_id.clone()).or_insert((payment.payment_id.clone(), *status, money.amount_minor));
+                let known = self.refunds.entry(refund_id.clone()).or_insert((payment.payment_id.clone(), *status, money.amount_minor));
                 known.1 = *[known.1, *status].iter().max_by_key(|status| refund_order(**status)).unwrap();
             }
             Fact::Dispute { payment, dispute_id, status, money, .. } => {
-                let known = disputes.entry(dispute_id.clone()).or_insert((payment.payment_id.clone(), *status, money.amount_minor));
+                let known = self.disputes.entry(dispute_id.clone()).or_insert((payment.payment_id.clone(), *status, money.amount_minor));
                 if dispute_order(*status) > dispute_order(known.1) {
                     (known.1, known.2) = (*status, money.amount_minor);
                 }
@@ -217,34 +246,55 @@ fn expected(facts: &[Delivery], payer: Option<&str>) -> Outcome {
             _ => unreachable!(),
         }
     }
-    let waiting = facts.iter().filter(|delivery| match &delivery.fact {
-        Fact::Refund { payment, .. } | Fact::RefundsReported { payment, .. } | Fact::Dispute { payment, .. } => !captured.contains_key(&payment.payment_id),
-        _ => false,
-    });
-    let waiting = i64::try_from(waiting.count()).unwrap();
-    refunds.retain(|_, (payment, ..)| captured.contains_key(payment));
-    disputes.retain(|_, (payment, ..)| captured.contains_key(payment));
-    let count = i64::try_from(captured.len()).unwrap();
-    let mut sums: BTreeMap<String, Sums> = BTreeMap::new();
-    for (payment, money) in captured.iter().filter(|(_, money)| money.currency.code() == "EUR") {
-        sums.insert(payment.clone(), Sums { captured: money.amount_minor, fits: fits.contains(payment), ..Sums::default() });
-    }
-    for (payment, status, amount) in refunds.values() {
-        let sums = sums.get_mut(payment).unwrap();
-        match status {
-            RefundStatus::Succeeded => sums.back += amount,
-            RefundStatus::Pending => sums.pending += amount,
-            RefundStatus::Requested | RefundStatus::Failed => {}
+
+    /// Payment → what became of its euros.
+    fn sums(&self) -> BTreeMap<String, Sums> {
+        let mut sums: BTreeMap<String, Sums> = BTreeMap::new();
+        for (payment, money) in self.captured.iter().filter(|(_, money)| money.currency.code() == "EUR") {
+            sums.insert(payment.clone(), Sums { captured: money.amount_minor, fits: self.fits.contains(payment), ..Sums::default() });
         }
-    }
-    for (payment, status, amount) in disputes.values() {
-        let sums = sums.get_mut(payment).unwrap();
-        match status {
-            DisputeStatus::Opened => sums.away += amount,
-            DisputeStatus::Lost => sums.lost += amount,
-            DisputeStatus::Inquiry | DisputeStatus::Closed | DisputeStatus::Withdrawn | DisputeStatus::Won => {}
+        for (payment, status, amount) in self.refunds.values() {
+            let sums = sums.get_mut(payment).unwrap();
+            match status {
+                RefundStatus::Succeeded => sums.back += amount,
+                RefundStatus::Pending => sums.pending += amount,
+                RefundStatus::Requested | RefundStatus::Failed => {}
+            }
         }
+        for (payment, status, amount) in self.disputes.values() {
+            let sums = sums.get_mut(payment).unwrap();
+            match status {
+                DisputeStatus::Opened => sums.away += amount,
+                DisputeStatus::Lost => sums.lost += amount,
+                DisputeStatus::Inquiry | DisputeStatus::Closed | DisputeStatus::Withdrawn | DisputeStatus::Won => {}
+            }
+        }
+        sums
     }
+
+    fn books(&self, sums: &BTreeMap<String, Sums>, payer: Option<&str>) -> BTreeMap<(String, String), i64> {
+        let mut books: BTreeMap<(String, String), i64> = BTreeMap::new();
+        for (payment, sums) in sums {
+            let settled = if payer == Some(payment.as_str()) { PRICE } else { 0 };
+            for (account, minor) in sums.balances(settled) {
+                *books.entry((account.into(), "EUR".into())).or_default() += minor;
+            }
+        }
+        for money in self.captured.values().filter(|money| money.currency.code() != "EUR") {
+            *books.entry(("assets:receivable:stripe".into(), money.currency.to_string())).or_default() += money.amount_minor;
+            *books.entry(("liabilities:unallocated".into(), money.currency.to_string())).or_default() -= money.amount_minor;
+        }
+        books.retain(|_, minor| *minor != 0);
+        books
+    }
+}
+
+/// The model. It shares no code with settlement. Which of several payments that fit has paid follows from who came first,
+/// and so does whether one whose money was going back meanwhile did: `payer` says what was found, and is held to what is
+/// possible.
+fn expected(facts: &[Delivery], payer: Option<&str>) -> Outcome {
+    let told = Told::by(facts);
+    let sums = told.sums();
     match payer {
         Some(payer) => assert!(sums[payer].fits, "{payer} paid, and never was what the order costs"),
         None => {
@@ -253,31 +303,19 @@ fn expected(facts: &[Delivery], payer: Option<&str>) -> Outcome {
     }
     let paid = payer.is_some();
     let euros: i64 = sums.values().map(|sums| sums.captured - sums.back).sum();
-    let status = order_status(paid, euros, failed_final, pending);
-    let mut books: BTreeMap<(String, String), i64> = BTreeMap::new();
-    for (payment, sums) in &sums {
-        let settled = if payer == Some(payment.as_str()) { PRICE } else { 0 };
-        for (account, minor) in sums.balances(settled).into_iter().chain([("assets:disputed:stripe", sums.away)]) {
-            *books.entry((account.into(), "EUR".into())).or_default() += minor;
-        }
-    }
-    for money in captured.values().filter(|money| money.currency.code() != "EUR") {
-        *books.entry(("assets:receivable:stripe".into(), money.currency.to_string())).or_default() += money.amount_minor;
-        *books.entry(("liabilities:unallocated".into(), money.currency.to_string())).or_default() -= money.amount_minor;
-    }
-    books.retain(|_, minor| *minor != 0);
-    let amount_of = |payment: &String| captured.get(payment).map_or(PRICE, |money| money.amount_minor);
+    let count = i64::try_from(told.captured.len()).unwrap();
+    let amount_of = |payment: &String| told.captured.get(payment).map_or(PRICE, |money| money.amount_minor);
     Outcome {
-        status: status.into(),
-        payments: ranks.iter().map(|(payment, (_, status))| (payment.clone(), ((*status).to_owned(), amount_of(payment)))).collect(),
-        refunds: refunds.into_iter().map(|(id, (_, status, _))| (id, status.name().to_owned())).collect(),
-        disputes: disputes.into_iter().map(|(id, (_, status, _))| (id, status.name().to_owned())).collect(),
+        status: order_status(paid, euros, told.failed_final, told.pending).into(),
+        payments: told.ranks.iter().map(|(payment, (_, status))| (payment.clone(), ((*status).to_owned(), amount_of(payment)))).collect(),
+        refunds: told.refunds.iter().map(|(id, (_, status, _))| (id.clone(), status.name().to_owned())).collect(),
+        disputes: told.disputes.iter().map(|(id, (_, status, _))| (id.clone(), status.name().to_owned())).collect(),
         paid_events: i64::from(paid),
         settled_minor: if paid { PRICE } else { 0 },
         places: if paid { [1, count - 1, 0, count - 1] } else { [0, 0, count, 0] },
-        books,
-        receipt_has_an_address: paid && contact,
-        waiting,
+        books: told.books(&sums, payer),
+        receipt_has_an_address: paid && told.contact,
+        waiting: told.waiting,
     }
 }
 

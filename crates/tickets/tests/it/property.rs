@@ -66,7 +66,7 @@ async fn ends(shop: &Shop, draw: &Draw, order: Uuid) -> Ends {
 async fn history(shop: &Shop, seed: u64, shuffled: Option<&mut StdRng>) -> Ends {
     let mut rng = StdRng::seed_from_u64(seed);
     let (lapses, sold_out, late_contact) = (rng.random_bool(0.6), rng.random_bool(0.3), rng.random_bool(0.3));
-    let lives: &[Then] = *[
+    let lives: &[Then] = [
         [].as_slice(),
         &[Then::Whole(RefundStatus::Succeeded)],
         &[Then::Whole(RefundStatus::Pending), Then::Whole(RefundStatus::Succeeded), Then::ComesHome],
