@@ -1,5 +1,15 @@
 -- Where each payment's money stands, what two orders claim, what counts for no order, and what people decided about it.
 
+-- What an earlier release announced states no position: it must be in the books before positions are counted from there.
+DO $$ BEGIN
+    IF EXISTS (SELECT FROM outbox o WHERE o.exchange = 'counterfoil.events' AND o.topic IN ('order.paid', 'payment.extra', 'payment.held', 'order.refunded', 'refund.failed', 'order.disputed')
+        AND o.created_at > now() - interval '30 days'
+        AND NOT EXISTS (SELECT FROM processed_events p WHERE p.consumer = 'ledger' AND p.event_id = o.event_id AND p.state = 'done')) THEN
+        RAISE EXCEPTION 'the ledger has not posted all events of the earlier release'
+            USING HINT = 'stop ingest, let the earlier release''s relay and ledger consumer finish (counterfoil status: nothing pending; dead letters of the ledger replayed), then migrate';
+    END IF;
+END $$;
+
 -- Payments -----------------------------------------------------------------------------------------------------------
 
 ALTER TABLE payments
@@ -23,6 +33,13 @@ ALTER TABLE payments
     ADD COLUMN booked_refunded_minor bigint NOT NULL DEFAULT 0,
     ADD COLUMN booked_disputed_minor bigint NOT NULL DEFAULT 0,
     ADD COLUMN booked_charged_back_minor bigint NOT NULL DEFAULT 0;
+-- The account under which a payment is known: one may be told of with the platform's own account and without. Volatile, so
+-- that it sees what was committed while its caller waited or looked elsewhere: the caller holds the order's lock by then.
+CREATE FUNCTION account_of_payment(of_provider text, said_account text, of_payment text) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN COALESCE((SELECT p.account FROM payments p WHERE p.payment_id = of_payment AND p.provider = of_provider
+        AND (p.account = said_account OR p.account = '' OR said_account = '') ORDER BY p.account <> said_account, p.account LIMIT 1), said_account);
+END $$;
 DROP TRIGGER payments_settle_whole ON payments;
 DROP FUNCTION payment_settles_whole();
 
@@ -43,13 +60,16 @@ WHERE p.provider = m.provider AND p.account = m.account AND p.payment_id = m.pay
 
 ALTER TABLE payments
     DROP COLUMN before_disposition, DROP COLUMN before_minor, DROP COLUMN before_settled_minor,
+    -- A checkout's price may have settled more than its payment then says was captured.
+    DROP CONSTRAINT payments_settled_is_part_of_captured,
+    ADD CONSTRAINT payments_settled_has_its_place CHECK (settled_minor >= 0 AND (settled_minor = 0 OR disposition = 'settled')),
     ADD CONSTRAINT payments_tip_is_part_of_captured CHECK (tip_minor BETWEEN 0 AND COALESCE(amount_minor, 0)),
     -- What belongs to nobody yet and is still here; what went back or was charged back took from it first.
     ADD COLUMN unallocated_minor bigint NOT NULL GENERATED ALWAYS AS (GREATEST(booked_captured_minor - booked_settled_minor - booked_tip_minor
         - booked_refund_pending_minor - booked_refunded_minor - booked_charged_back_minor, 0)) STORED,
-    -- What went back or was taken by banks beyond what was captured.
+    -- What went back, was taken by banks or was counted for the order beyond what was captured.
     ADD COLUMN overdrawn_minor bigint NOT NULL GENERATED ALWAYS AS (GREATEST(booked_refunded_minor + booked_disputed_minor
-        + booked_charged_back_minor - booked_captured_minor, 0)) STORED,
+        + booked_charged_back_minor - booked_captured_minor, booked_settled_minor + booked_tip_minor - booked_captured_minor, 0)) STORED,
     -- What the provider says went back and no refund of ours explains.
     ADD COLUMN refunds_known_minor bigint NOT NULL DEFAULT 0;
 UPDATE payments p SET refunds_known_minor = COALESCE((SELECT sum(r.amount_minor) FROM refunds r WHERE r.provider = p.provider AND r.account = p.account
@@ -89,6 +109,8 @@ DROP INDEX webhook_events_claims;
 DROP VIEW books_differences;
 ALTER TABLE refunds
     DROP COLUMN source, DROP COLUMN quiet_minor,
+    -- Its provider may mean by it what had been authorised and was not captured.
+    ADD COLUMN may_be_release boolean NOT NULL DEFAULT false,
     -- A later refund of the same payment, of as much or more, stands for a failed one.
     ADD COLUMN answered boolean NOT NULL DEFAULT false,
     -- Its payment is in another currency: not booked, a person decides.
@@ -236,11 +258,13 @@ FROM webhook_events w WHERE w.outcome = 'waiting'
     -- What goes back of a payment that ended without a capture is its authorisation: no money waits.
     AND NOT (w.waits_for LIKE 'payment:%' AND EXISTS (SELECT FROM payments p WHERE p.payment_id = w.payment_id AND p.provider = w.provider AND p.status IN ('cancelled', 'expired')))
 UNION ALL
-SELECT 'unplaced', 'unplaced:' || w.provider || ':' || w.account || ':' || w.event_id, w.unplaced_minor || ' ' || w.unplaced_currency,
+-- Once for each payment, whichever of its events told of it.
+SELECT 'unplaced', 'unplaced:' || w.provider || ':' || w.account || ':' || COALESCE(w.payment_id, w.event_id), w.unplaced_minor || ' ' || w.unplaced_currency,
     w.provider || ' ' || COALESCE(w.payment_id, w.event_id), COALESCE(w.fact #>> '{fact,unsupported,order,reference}', w.fact #>> '{fact,unsupported,order,id}'),
     w.unplaced_minor, w.unplaced_currency,
     'captured, and counts for no order: ' || COALESCE(w.reason, ''), w.received_at
-FROM webhook_events w WHERE w.unplaced_minor IS NOT NULL
+FROM (SELECT DISTINCT ON (provider, COALESCE(payment_id, event_id)) * FROM webhook_events WHERE unplaced_minor IS NOT NULL
+    ORDER BY provider, COALESCE(payment_id, event_id), unplaced_minor DESC, received_at) w
 UNION ALL
 SELECT 'failed', 'failed:' || w.provider || ':' || w.account || ':' || w.event_id, COALESCE(w.last_error, ''),
     w.provider || ' ' || w.event_type || ' ' || w.event_id, NULL, NULL, NULL, COALESCE(w.last_error, ''), w.received_at
@@ -255,14 +279,15 @@ SELECT 'changed', 'changed:' || w.provider || ':' || w.account || ':' || w.event
 FROM webhook_events w WHERE w.changed > 0
 UNION ALL
 SELECT CASE p.disposition WHEN 'extra' THEN 'extra' ELSE 'held' END, 'money:' || p.provider || ':' || p.account || ':' || p.payment_id,
-    p.disposition || ' ' || p.unallocated_minor, p.provider || ' ' || p.payment_id, o.reference, p.unallocated_minor, p.currency,
+    concat_ws(' ', p.disposition, p.unallocated_minor, p.held_reason, p.hold_note), p.provider || ' ' || p.payment_id, o.reference, p.unallocated_minor, p.currency,
     CASE WHEN p.disposition = 'settled' THEN 'more was captured than the order costs'
         WHEN p.amount_minor = 0 THEN 'nothing was to be paid for it, a coupon say, and the order has a price' ELSE COALESCE(p.held_reason, '') END
         || COALESCE(': ' || p.hold_note, ''), p.created_at
 FROM payments p JOIN orders o ON o.id = p.order_id WHERE p.unallocated_minor > 0 OR (p.disposition = 'held' AND p.amount_minor = 0)
 UNION ALL
 SELECT 'overpaid', 'overpaid:' || p.provider || ':' || p.account || ':' || p.payment_id, p.overdrawn_minor::text, p.provider || ' ' || p.payment_id, o.reference,
-    p.overdrawn_minor, p.currency, 'more went back, or was charged back, than was captured', p.updated_at
+    p.overdrawn_minor, p.currency, CASE WHEN p.booked_settled_minor + p.booked_tip_minor > p.booked_captured_minor
+        THEN 'less was captured than the checkout said, and the order was paid by that' ELSE 'more went back, or was charged back, than was captured' END, p.updated_at
 FROM payments p JOIN orders o ON o.id = p.order_id WHERE p.overdrawn_minor > 0
 UNION ALL
 SELECT 'claimed', 'claimed:' || c.provider || ':' || c.account || ':' || c.payment_id || ':' || c.order_id, c.amount_minor || ' ' || c.currency,
@@ -271,7 +296,7 @@ SELECT 'claimed', 'claimed:' || c.provider || ':' || c.account || ':' || c.payme
         WHERE p.provider = c.provider AND p.account = c.account AND p.payment_id = c.payment_id), '?') || ', and this order claims it, too', c.claimed_at
 FROM payment_claims c JOIN orders o ON o.id = c.order_id
 UNION ALL
-SELECT 'refund', 'refund:' || r.id, r.status, r.provider || ' ' || r.payment_id || ' refund ' || r.id, o.reference, r.amount_minor, r.currency,
+SELECT 'refund', 'refund:' || r.id, concat_ws(' ', r.status, r.held_reason), r.provider || ' ' || r.payment_id || ' refund ' || r.id, o.reference, r.amount_minor, r.currency,
     COALESCE(r.held_reason, r.status || ' since'), r.created_at
 FROM refunds r JOIN orders o ON o.id = r.order_id
 WHERE r.status IN ('requested', 'pending') AND (r.held_reason IS NOT NULL OR r.created_at < now() - interval '1 hour')
@@ -280,15 +305,20 @@ SELECT 'refund', 'refund:' || r.id, 'failed ' || COALESCE(r.provider_refund_id, 
     'failed: ' || COALESCE(r.last_error, 'the provider says so'), r.updated_at
 FROM refunds r JOIN orders o ON o.id = r.order_id WHERE r.status = 'failed' AND NOT r.answered
 UNION ALL
-SELECT 'currency', 'currency:refund:' || r.id, r.status, r.provider || ' ' || r.payment_id || ' refund ' || COALESCE(r.provider_refund_id, r.id::text), o.reference, r.amount_minor, r.currency,
+SELECT 'refund', 'reported:' || p.provider || ':' || p.account || ':' || p.payment_id, p.refunds_reported_minor || ' ' || p.refunds_known_minor,
+    p.provider || ' ' || p.payment_id, o.reference, p.refunds_reported_minor - p.refunds_known_minor, p.currency,
+    'the provider says that so much more went back, and names no refund for it', p.updated_at
+FROM payments p JOIN orders o ON o.id = p.order_id WHERE p.refunds_reported_minor > p.refunds_known_minor AND p.updated_at < now() - interval '1 hour'
+UNION ALL
+SELECT 'currency', 'currency:refund:' || r.id, r.status || ' ' || r.amount_minor, r.provider || ' ' || r.payment_id || ' refund ' || COALESCE(r.provider_refund_id, r.id::text), o.reference, r.amount_minor, r.currency,
     'a refund in another currency than its payment''s: it is not booked', r.created_at
 FROM refunds r JOIN orders o ON o.id = r.order_id WHERE r.foreign_currency
 UNION ALL
-SELECT 'currency', 'currency:dispute:' || d.provider || ':' || d.account || ':' || d.dispute_id, d.status, d.provider || ' ' || d.dispute_id, o.reference, d.amount_minor, d.currency,
+SELECT 'currency', 'currency:dispute:' || d.provider || ':' || d.account || ':' || d.dispute_id, d.status || ' ' || d.amount_minor, d.provider || ' ' || d.dispute_id, o.reference, d.amount_minor, d.currency,
     'a dispute in another currency than its payment''s: it is not booked', d.created_at
 FROM disputes d JOIN orders o ON o.id = d.order_id WHERE d.foreign_currency
 UNION ALL
-SELECT 'disputed', 'dispute:' || d.provider || ':' || d.account || ':' || d.dispute_id, d.status, d.provider || ' ' || d.dispute_id, o.reference, d.amount_minor, d.currency,
+SELECT 'disputed', 'dispute:' || d.provider || ':' || d.account || ':' || d.dispute_id, d.status || ' ' || d.amount_minor, d.provider || ' ' || d.dispute_id, o.reference, d.amount_minor, d.currency,
     d.status || COALESCE(': ' || d.reason, ''), d.created_at
 FROM disputes d JOIN orders o ON o.id = d.order_id WHERE d.status IN ('inquiry', 'opened')
 UNION ALL

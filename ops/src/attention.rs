@@ -44,7 +44,7 @@ async fn list(pool: &PgPool, limit: i64) -> anyhow::Result<()> {
     print(format_args!("{}\n", counted(list.len(), "entry waits", "entries wait")))?;
     if !list.is_empty() {
         print(format_args!("next  counterfoil trail <order>; money goes back, again too, by POST /orders/<id>/refunds with an Idempotency-Key of its own\n"))?;
-        print(format_args!("      dealt with elsewhere: counterfoil attention decide <entry> --reason …\n"))?;
+        print(format_args!("      dealt with elsewhere: counterfoil attention decide <entry> --reason … --by <your name>\n"))?;
     }
     Ok(())
 }

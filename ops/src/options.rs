@@ -56,7 +56,7 @@ pub struct Options {
     #[arg(long, env = "COUNTERFOIL_RETRY_RUNGS", default_value = "5s,15s,1m,4m,15m,1h")]
     retry_rungs: String,
     /// Who you are, for the record of what was done. Default: the login name.
-    #[arg(long = "by", env = "COUNTERFOIL_PERSON")]
+    #[arg(long = "by", env = "COUNTERFOIL_PERSON", global = true)]
     person: Option<String>,
     /// Days that consumers' dedupe rows are kept: a dead letter that is older is not safe to replay.
     #[arg(long, env = "COUNTERFOIL_RETENTION_PROCESSED_DAYS", default_value = "120")]

@@ -99,9 +99,16 @@ impl Trail {
         }
         for key in self.payments.iter().filter_map(|payment| payment.key().ok()) {
             events.insert(event::payment_extra(&key), "payment.extra".into());
-            for reason in
-                ["amount_differs", "currency_differs", "claimed_by_other_order", "order_cancelled", "order_expired", "captured_more", "extra_captured_more"]
-            {
+            for reason in [
+                "amount_differs",
+                "currency_differs",
+                "claimed_by_other_order",
+                "order_cancelled",
+                "order_expired",
+                "captured_more",
+                "extra_captured_more",
+                "captured_less",
+            ] {
                 events.insert(event::payment_held(&key, reason), "payment.held".into());
             }
         }

@@ -89,7 +89,7 @@ pub struct PaymentEventData {
     /// The order's version after this event.
     pub version: i64,
     /// Why the money does not fit: `already_paid`, `amount_differs`, `currency_differs`, `claimed_by_other_order`, `order_cancelled`,
-    /// `order_expired`, `captured_more`, `extra_captured_more`.
+    /// `order_expired`, `captured_more`, `extra_captured_more`, `captured_less`.
     pub reason: String,
     /// The payment.
     pub payment: PaymentData,

@@ -94,7 +94,7 @@ fn stripes_types_mean_what_its_documentation_says() {
         ("charge.dispute.created", dispute("needs_response"), "dispute dp_1 opened 5 EUR of ch_1"),
         ("charge.dispute.funds_withdrawn", dispute("under_review"), "dispute dp_1 opened 5 EUR of ch_1"),
         ("charge.dispute.created", dispute("warning_needs_response"), "dispute dp_1 inquiry 5 EUR of ch_1"),
-        ("charge.dispute.closed", dispute("warning_closed"), "dispute dp_1 withdrawn 5 EUR of ch_1"),
+        ("charge.dispute.closed", dispute("warning_closed"), "dispute dp_1 closed 5 EUR of ch_1"),
         ("charge.dispute.closed", dispute("prevented"), "dispute dp_1 withdrawn 5 EUR of ch_1"),
         ("charge.dispute.closed", dispute("lost"), "dispute dp_1 lost 5 EUR of ch_1"),
         ("charge.dispute.closed", dispute("won"), "dispute dp_1 won 5 EUR of ch_1"),

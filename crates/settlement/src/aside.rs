@@ -20,6 +20,9 @@ const CAPTURED_MORE: &str = "captured_more";
 /// The same of a second payment of its order.
 const EXTRA_CAPTURED_MORE: &str = "extra_captured_more";
 
+/// Less of a payment was captured than the price of its checkout, by which it had its place.
+pub(crate) const CAPTURED_LESS: &str = "captured_less";
+
 /// Why the growth of a payment is put aside.
 pub(crate) fn growth(disposition: Option<&str>) -> &'static str {
     if disposition == Some(Disposition::Extra.name()) { EXTRA_CAPTURED_MORE } else { CAPTURED_MORE }
@@ -80,7 +83,9 @@ pub(crate) async fn set_aside(
     let books = positions::advance(tx, payment).await?;
     let event_id = match outcome {
         Outcome::Extra => event::payment_extra(payment),
-        _ if reason == CAPTURED_MORE || reason == EXTRA_CAPTURED_MORE => event::payment_held(payment, &format!("{reason}:{}", amounts.amount_minor)),
+        _ if [CAPTURED_MORE, EXTRA_CAPTURED_MORE, CAPTURED_LESS].contains(&reason) => {
+            event::payment_held(payment, &format!("{reason}:{}", amounts.amount_minor))
+        }
         _ => event::payment_held(payment, reason),
     };
     let topic = if outcome == Outcome::Extra { Topic::PaymentExtra } else { Topic::PaymentHeld };

@@ -22,6 +22,8 @@ pub(crate) enum Leftover {
     Claimed,
     /// More of a payment was captured whose place is known.
     Grew,
+    /// Less of it was captured than its checkout's price.
+    Shrank,
 }
 
 /// Judges a fresh event that changed no order. `None` when it changed its payment as it should.
@@ -33,6 +35,7 @@ pub(crate) fn judge(news: News, order: Uuid, money: Option<Money>, done: &Done) 
         News::Captured => match disposition {
             Some(Disposition::None) | None => Some(misfit(money, done)),
             Some(Disposition::Settled | Disposition::Extra | Disposition::Held) if done.payment_grew == Some(true) => Some(Leftover::Grew),
+            Some(Disposition::Settled | Disposition::Extra | Disposition::Held) if done.payment_shrank == Some(true) => Some(Leftover::Shrank),
             Some(Disposition::Settled | Disposition::Extra | Disposition::Held) => Some(Leftover::Superseded),
         },
         News::Authorised | News::Pending | News::Failed | News::Cancelled | News::Expired | News::FailedFinal => {

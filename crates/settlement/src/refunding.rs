@@ -131,8 +131,8 @@ async fn refundable(tx: &mut PgTransaction<'_>, order: Uuid, payment: Option<&Pa
 }
 
 /// Why no money of an order may be sent back automatically, in words; `None` when nothing speaks against it: a dispute of any
-/// of its payments that is open or lost, an inquiry, a refund that failed and has no answer, or one under way that a person
-/// or the provider began. Our own automatic refunds of other payments are no doubt. `refund` itself is left out.
+/// of its payments that is open or lost, an inquiry, a refund that failed and has no answer, one under way that a person
+/// or the provider began, or, for a second payment, one of the first. Our own automatic refunds of other payments are no doubt. `refund` itself is left out.
 ///
 /// # Errors
 /// When the database fails.
@@ -146,7 +146,11 @@ pub async fn doubt_about(connection: &mut PgConnection, order: Uuid, refund: Uui
             SELECT 3, 'a refund of ' || payment_id || ' is under way' FROM refunds
                 WHERE order_id = $1 AND id <> $2 AND status IN ('requested', 'pending') AND origin IN ('api', 'provider')
             UNION ALL
-            SELECT 4, 'another order claims ' || payment_id FROM payments WHERE order_id = $1 AND contested) doubts ORDER BY nth LIMIT 1"#,
+            SELECT 4, 'the payment that paid the order went back itself' FROM refunds r JOIN payments p ON p.provider = r.provider AND p.account = r.account AND p.payment_id = r.payment_id
+                WHERE r.order_id = $1 AND r.id <> $2 AND r.status = 'succeeded' AND r.origin IN ('api', 'provider') AND p.disposition = 'settled'
+                    AND EXISTS (SELECT FROM refunds m WHERE m.id = $2 AND m.origin = 'extra')
+            UNION ALL
+            SELECT 5, 'another order claims ' || payment_id FROM payments WHERE order_id = $1 AND contested) doubts ORDER BY nth LIMIT 1"#,
         order,
         refund,
     )

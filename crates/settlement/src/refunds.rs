@@ -93,13 +93,16 @@ impl Refund {
 
 /// Records what a provider says of a refund. `false` when we knew as much.
 pub(crate) async fn learn(tx: &mut PgTransaction<'_>, known: &Captured, news: &News<'_>, trace: Option<&str>) -> sqlx::Result<bool> {
-    if let Some(new) = release(tx, news).await? {
-        return Ok(new);
-    }
+    let taken_back = match release(tx, news).await? {
+        Release::Is { new } => return Ok(new),
+        Release::WasTaken => true,
+        Release::No => false,
+    };
     let rows = matching(tx, news).await?;
     let heard_of = rows.iter().any(|row| row.provider_refund_id.is_some());
     let before = rows.iter().filter_map(Row::status).max_by_key(|status| status.rank()).unwrap_or(RefundStatus::Requested);
-    let after = before.after(news.status);
+    // What had been taken for a release succeeded.
+    let after = before.after(if taken_back { RefundStatus::Succeeded.after(news.status) } else { news.status });
     let id = match rows.as_slice() {
         [] => insert_foreign(tx, known, news).await?,
         [one] => one.id,
@@ -109,17 +112,31 @@ pub(crate) async fn learn(tx: &mut PgTransaction<'_>, known: &Captured, news: &N
     update(tx, id, news.refund_id, after).await?;
     if rows.is_empty() || after != before {
         announce(tx, id, if rows.is_empty() { RefundStatus::Requested } else { before }, trace).await?;
+        if taken_back {
+            find_release(tx, news.payment, trace).await?;
+        }
         return Ok(true);
     }
     positions::advance(tx, news.payment).await?; // what is explained of the provider's sum may have grown
     Ok(!heard_of)
 }
 
+/// What a refund is to its payment's release: what had been authorised and was not captured.
+enum Release {
+    /// It is but the provider's word for it. `new` when it is heard for the first time.
+    Is { new: bool },
+    /// It had been taken for it, and is a refund.
+    WasTaken,
+    /// It is a refund.
+    No,
+}
+
 /// Whether a refund is but the provider's word for the release of what was authorised and not captured: as much as that, without
-/// our mark, and the only one of its payment. Which of two equal ones is taken for it makes no difference to what went back.
-/// `None` when it is a refund; else whether this is the first that was heard of it.
-async fn release(tx: &mut PgTransaction<'_>, news: &News<'_>) -> sqlx::Result<Option<bool>> {
+/// our mark, done at once, and the only one of its payment. Of two equal ones either stands for it; one that turns out pending or
+/// failed was none.
+async fn release(tx: &mut PgTransaction<'_>, news: &News<'_>) -> sqlx::Result<Release> {
     let key = news.payment;
+    let may_be = news.may_be_release && news.status == RefundStatus::Succeeded;
     let row = sqlx::query!(
         r#"WITH old AS (SELECT release_refund_id FROM payments WHERE provider = $1 AND account = $2 AND payment_id = $3)
         UPDATE payments p SET release_refund_id = CASE WHEN $6 THEN $4 END FROM old
@@ -133,11 +150,38 @@ async fn release(tx: &mut PgTransaction<'_>, news: &News<'_>) -> sqlx::Result<Op
         key.payment_id,
         news.refund_id,
         news.money.amount_minor,
-        news.may_be_release,
+        may_be,
         news.money.currency.code(),
     );
-    let row = row.fetch_optional(&mut **tx).await?;
-    Ok(row.filter(|_| news.may_be_release).map(|row| row.new))
+    Ok(match row.fetch_optional(&mut **tx).await? {
+        Some(row) if may_be => Release::Is { new: row.new },
+        Some(_) => Release::WasTaken,
+        None => Release::No,
+    })
+}
+
+/// Finds the release among the refunds that were heard of before it was known how much was not captured. That one never
+/// happened: it is said to have failed, and waits for nobody.
+pub(crate) async fn find_release(tx: &mut PgTransaction<'_>, payment: &PaymentKey, trace: Option<&str>) -> sqlx::Result<()> {
+    let found = sqlx::query_scalar!(
+        r#"WITH release AS (
+            SELECT r.id, r.provider_refund_id FROM payments p JOIN refunds r ON r.provider = p.provider AND r.account = p.account AND r.payment_id = p.payment_id
+            WHERE p.provider = $1 AND p.account = $2 AND p.payment_id = $3 AND p.released_minor > 0 AND p.release_refund_id IS NULL
+                AND r.may_be_release AND r.status = 'succeeded' AND r.amount_minor = p.released_minor AND r.currency = p.currency
+            ORDER BY r.created_at, r.id LIMIT 1
+        ), taken AS (
+            UPDATE payments p SET release_refund_id = f.provider_refund_id FROM release f WHERE p.provider = $1 AND p.account = $2 AND p.payment_id = $3
+        )
+        UPDATE refunds r SET status = 'failed', answered = true, updated_at = now(), last_error = 'no money went back: it was authorised and not captured'
+        FROM release f WHERE r.id = f.id RETURNING r.id"#,
+        payment.provider.name(),
+        payment.account,
+        payment.payment_id,
+    );
+    if let Some(id) = found.fetch_optional(&mut **tx).await? {
+        announce(tx, id, RefundStatus::Succeeded, trace).await?;
+    }
+    Ok(())
 }
 
 struct Row {
@@ -180,8 +224,8 @@ async fn insert_foreign(tx: &mut PgTransaction<'_>, known: &Captured, news: &New
     let what = format!("{}:{}:{}", key.provider, key.account, news.refund_id);
     answer_failed(tx, key, &news.money).await?;
     sqlx::query_scalar!(
-        "INSERT INTO refunds (id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, foreign_currency, provider_key)
-         VALUES ($1, $2, $3, $4, $5, $6, 'provider', 'requested', $7, $8, $9, $10) RETURNING id",
+        "INSERT INTO refunds (id, order_id, provider, account, payment_id, provider_refund_id, origin, status, amount_minor, currency, foreign_currency, provider_key, may_be_release)
+         VALUES ($1, $2, $3, $4, $5, $6, 'provider', 'requested', $7, $8, $9, $10, $11) RETURNING id",
         event::derived_refund(&what),
         known.order_id,
         key.provider.name(),
@@ -192,6 +236,7 @@ async fn insert_foreign(tx: &mut PgTransaction<'_>, known: &Captured, news: &New
         news.money.currency.code(),
         known.currency != news.money.currency.code(),
         format!("provider:{what}"),
+        news.may_be_release,
     )
     .fetch_one(&mut **tx)
     .await

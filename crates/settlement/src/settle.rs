@@ -13,7 +13,7 @@ use crate::events::{self, Note, Waiting};
 use crate::failure::Failure;
 use crate::rounds::{self, Item};
 use crate::statement::{self, Done};
-use crate::{moneyback, paying};
+use crate::{moneyback, paying, refunds};
 
 /// Settles deliveries; the verdicts stand in the order of the batch. One delivery is a batch of one.
 ///
@@ -299,6 +299,11 @@ async fn classify_one<'a>(
         return Ok(Verdict::stored(Outcome::read(outcome), true, differs));
     }
     let trace = delivery.traceparent.as_deref();
+    // As it is stored: one payment may be told of with the platform's own account and without.
+    let payment = &PaymentKey { account: done.payment_account.clone().unwrap_or_default(), ..payment.clone() };
+    if matches!(&delivery.fact, Fact::Payment { news: News::Captured, details, .. } if details.released_minor > 0) && done.payment_order == Some(order) {
+        refunds::find_release(tx, payment, trace).await?;
+    }
     if done.order_became.is_some() {
         let paid = (done.order_became.as_deref() == Some(OrderStatus::Paid.name())).then_some(order);
         if done.others_held == Some(true) {
@@ -314,8 +319,6 @@ async fn classify_one<'a>(
     if news == News::Captured && payable && held && done.payment_fits == Some(true) && paying::pay_if_it_fits(tx, order, trace).await? {
         return Ok(Verdict::Settled(Settled { outcome: Outcome::Applied, duplicate: false, differs, paid: Some(order) }));
     }
-    // As it is stored: one payment may be told of with the platform's own account and without.
-    let payment = &PaymentKey { account: done.payment_account.clone().unwrap_or_default(), ..payment.clone() };
     let outcome = match classify::judge(news, order, money, done) {
         None => Outcome::Applied,
         Some(Leftover::Superseded) => {
@@ -336,6 +339,10 @@ async fn classify_one<'a>(
         }
         Some(Leftover::Grew) => {
             aside::set_aside(tx, delivery, order, payment, Outcome::Held, aside::growth(done.payment_disposition.as_deref())).await?;
+            Outcome::Held
+        }
+        Some(Leftover::Shrank) => {
+            aside::set_aside(tx, delivery, order, payment, Outcome::Held, aside::CAPTURED_LESS).await?;
             Outcome::Held
         }
     };

@@ -11,13 +11,11 @@ WITH input AS MATERIALIZED (
     SELECT id, status, amount_minor, currency, customer_email IS NULL AS without_email FROM orders
     WHERE id = ANY ($12::uuid[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), named AS MATERIALIZED (
-    SELECT i.*, o.status AS order_status, o.currency AS order_currency, o.without_email, COALESCE(known.account, i.said_account) AS payment_account,
+    SELECT i.*, o.status AS order_status, o.currency AS order_currency, o.without_email,
+        account_of_payment(i.provider, i.said_account, i.payment_id) AS payment_account, -- once its order is locked
         f.fits, f.fits AND o.status IN ('pending_payment', 'payment_pending', 'failed_final') AS pays
     FROM input i JOIN locked o ON o.id = i.order_id
     CROSS JOIN LATERAL (SELECT i.payment_status = 'captured' AND i.amount_minor - i.tip_minor = o.amount_minor AND i.currency = o.currency AS fits) f
-    -- One payment may be told of with the platform's own account and without.
-    LEFT JOIN LATERAL (SELECT k.account FROM payments k WHERE k.payment_id = i.payment_id AND k.provider = i.provider
-        AND (k.account = i.said_account OR k.account = '' OR i.said_account = '') ORDER BY k.account <> i.said_account, k.account LIMIT 1 OFFSET 0) known ON true
 ), events AS (
     INSERT INTO webhook_events AS w (provider, account, event_id, provider_event_id, event_type, body, secret_position, deliveries,
         outcome, reason, processed_at, processed_in, differing, differing_body, made_at, late_deliveries, payment_account, payment_id, meaning, changed, ids)
@@ -56,27 +54,28 @@ WITH input AS MATERIALIZED (
     ON CONFLICT (provider, account, payment_id) DO UPDATE SET
         order_id = CASE WHEN payment_rank(excluded.status) > payment_rank(p.status) THEN excluded.order_id ELSE p.order_id END,
         status = CASE WHEN payment_rank(excluded.status) > payment_rank(p.status) THEN excluded.status ELSE p.status END,
-        -- Captured in parts: the figure is cumulative, so the highest one is the newest. The price of a checkout is no figure of
-        -- a payment that has told its own.
+        -- Captured in parts: the figure is cumulative, so the highest one is the newest. The price of a checkout stands until the
+        -- payment tells its own figure, higher or lower, and is none beside it.
         amount_minor = CASE WHEN payment_rank(excluded.status) > payment_rank(p.status) THEN COALESCE(excluded.amount_minor, p.amount_minor)
             WHEN p.order_id = excluded.order_id AND excluded.status = 'captured' AND p.status = 'captured' AND p.currency = excluded.currency
-                AND (p.by_price OR NOT excluded.by_price) THEN GREATEST(p.amount_minor, excluded.amount_minor)
+                AND (p.by_price OR NOT excluded.by_price)
+                THEN CASE WHEN p.by_price AND NOT excluded.by_price THEN excluded.amount_minor ELSE GREATEST(p.amount_minor, excluded.amount_minor) END
             ELSE p.amount_minor END,
         by_price = CASE WHEN payment_rank(excluded.status) > payment_rank(p.status) THEN excluded.by_price
             ELSE p.by_price AND (excluded.status <> 'captured' OR excluded.by_price) END,
         released_minor = CASE WHEN payment_rank(excluded.status) > payment_rank(p.status) THEN excluded.released_minor
             WHEN p.order_id = excluded.order_id AND excluded.status = 'captured' AND p.status = 'captured' AND p.currency = excluded.currency
-                THEN CASE WHEN excluded.amount_minor > p.amount_minor THEN excluded.released_minor
+                THEN CASE WHEN p.by_price AND NOT excluded.by_price OR excluded.amount_minor > p.amount_minor THEN excluded.released_minor
                     WHEN excluded.amount_minor = p.amount_minor THEN GREATEST(p.released_minor, excluded.released_minor) ELSE p.released_minor END
             ELSE p.released_minor END,
         tip_minor = CASE WHEN payment_rank(excluded.status) > payment_rank(p.status) THEN excluded.tip_minor
             WHEN p.order_id = excluded.order_id AND excluded.status = 'captured' AND p.status = 'captured' AND p.currency = excluded.currency
-                AND excluded.amount_minor > p.amount_minor AND (p.by_price OR NOT excluded.by_price) THEN excluded.tip_minor
+                AND (p.by_price AND NOT excluded.by_price OR (excluded.amount_minor > p.amount_minor AND p.by_price = excluded.by_price)) THEN excluded.tip_minor
             ELSE p.tip_minor END,
         currency = CASE WHEN payment_rank(excluded.status) > payment_rank(p.status) THEN COALESCE(excluded.currency, p.currency) ELSE p.currency END,
         fits = CASE WHEN payment_rank(excluded.status) > payment_rank(p.status) THEN excluded.fits
             WHEN p.order_id = excluded.order_id AND excluded.status = 'captured' AND p.currency = excluded.currency AND (p.by_price OR NOT excluded.by_price)
-                THEN p.fits OR excluded.fits
+                THEN excluded.fits OR (p.fits AND (NOT (p.by_price AND NOT excluded.by_price) OR p.disposition = 'settled'))
             ELSE p.fits END,
         -- What was captured before has its place, or is given one by what follows this statement.
         disposition = CASE WHEN p.status <> 'captured' THEN excluded.disposition ELSE p.disposition END,
@@ -127,7 +126,8 @@ SELECT CASE WHEN n.n IS NULL THEN EXISTS (SELECT FROM orders o WHERE o.id = i.or
     n.order_status AS "order_status?", n.order_currency AS "order_currency?",
     n.without_email AS "order_without_email?", e.fresh AS "fresh?", e.outcome AS "outcome?", n.deliveries > 0 AND (e.body <> n.body OR n.differing_body IS NOT NULL) AS "differs?",
     p.account AS "payment_account?", p.order_id AS "payment_order?", p.status AS "payment_status?", p.disposition AS "payment_disposition?",
-    p.fits AS "payment_fits?", p.amount_minor > p.booked_captured_minor AS "payment_grew?", u.status AS "order_became?",
+    p.fits AS "payment_fits?", p.amount_minor > p.booked_captured_minor AS "payment_grew?",
+    p.amount_minor < p.booked_captured_minor AS "payment_shrank?", u.status AS "order_became?",
     -- A payment of the same order that did not fit while the order was unpaid.
     u.status = 'paid' AND EXISTS (SELECT FROM payments x WHERE x.order_id = i.order_id AND x.disposition = 'held') AS "others_held?",
     -- A refund or dispute that came before its capture; a capture that named no order and came before the event that does.

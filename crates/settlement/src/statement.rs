@@ -6,7 +6,8 @@
 //!   payments' foreign key; `SKIP LOCKED`, since this lane never waits for a row.
 //! - What the lock returns is the row's newest version, so whether an order is payable is decided from it.
 //! - The payment's row decides whose money it is: the upsert sets status and amounts by rank with CASE (a WHERE would
-//!   drop the row from RETURNING) and never changes `order_id`; the orders' update joins the *returned* `order_id`.
+//!   drop the row from RETURNING), and its order as well while no money binds it; the orders' update joins the *returned*
+//!   `order_id`.
 
 use counterfoil_payments::{Fact, News, PaymentKey, event};
 use sqlx::PgTransaction;
@@ -37,6 +38,8 @@ pub(crate) struct Done {
     pub(crate) payment_fits: Option<bool>,
     /// Whether more of it is captured than was announced.
     pub(crate) payment_grew: Option<bool>,
+    /// Whether less of it is: a checkout's price was announced, and the payment says what it was.
+    pub(crate) payment_shrank: Option<bool>,
     /// Whether the order became paid while other payments of it are held.
     pub(crate) others_held: Option<bool>,
     /// Whether refunds or disputes wait for this capture, or a capture without an order's name waits for this event.

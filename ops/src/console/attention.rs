@@ -64,7 +64,7 @@ async fn list(console: &Console, reader: &Reader) -> Reply {
                         &html! { (hidden("subject", &entry.subject)) (hidden("state", &entry.state)) })) } }
                 } } }
             } }
-            p.dim { "What each kind means and what to do: " a href="/runbook/HeldMoney" { "runbook" } ". The same as text: " code { "counterfoil attention" }
+            p.dim { "What each kind means and what to do: " a href="/runbook" { "runbook" } ", under HeldMoney, MoneyWaiting, EventsUnsettled and DisputeOpen. The same as text: " code { "counterfoil attention" }
                 @if list.len() == usize::try_from(ENTRIES).unwrap_or_default() { ". These are the oldest " (ENTRIES) } "." }
         }
         @if !decided.is_empty() { (decided_table(reader, &decided)) }

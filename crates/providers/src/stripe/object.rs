@@ -249,7 +249,8 @@ fn dispute_status(status: &str) -> Option<DisputeStatus> {
         "won" => DisputeStatus::Won,
         "lost" => DisputeStatus::Lost,
         "warning_needs_response" | "warning_under_review" => DisputeStatus::Inquiry,
-        "warning_closed" | "prevented" | "charge_refunded" => DisputeStatus::Withdrawn,
+        "warning_closed" => DisputeStatus::Closed,
+        "prevented" | "charge_refunded" => DisputeStatus::Withdrawn,
         _ => return None,
     })
 }

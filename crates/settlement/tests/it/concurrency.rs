@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use counterfoil_payments::{News, OrderKey};
+use counterfoil_payments::{Fact, News, OrderKey};
 use counterfoil_settlement::{Delivery, Failure, Outcome, Verdict, lock_orders, settle, settle_or_wait};
 use counterfoil_tests::Stage;
 use rand::seq::SliceRandom;
@@ -32,6 +32,15 @@ async fn settle_all(pool: &PgPool, mut batch: Vec<Delivery>) -> usize {
     troubles
 }
 
+/// An event that states this account.
+fn told_by(account: &str, mut delivery: Delivery) -> Delivery {
+    if let Fact::Payment { payment, .. } = &mut delivery.fact {
+        payment.account = account.to_owned();
+    }
+    delivery.account = account.to_owned();
+    delivery
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn four_committers_over_shuffled_triples_of_each_payments_event_types_never_deadlock() {
     let pool = Stage::with_schema().await.pool();
@@ -40,7 +49,7 @@ async fn four_committers_over_shuffled_triples_of_each_payments_event_types_neve
     for n in 0..150 {
         let id = order(&pool).await;
         ids.push(id);
-        events.extend((0..3).map(|_| news(News::Captured, id, &format!("pi_{n}"))));
+        events.extend((0..3).map(|nth| told_by(["", "acct_1"][nth % 2], news(News::Captured, id, &format!("pi_{n}")))));
     }
     events.shuffle(&mut rand::rng());
     let committers = (0..4).map(|nth| {
@@ -59,6 +68,8 @@ async fn four_committers_over_shuffled_triples_of_each_payments_event_types_neve
     for id in ids {
         assert_eq!((status(&pool, id).await, topics(&pool, id).await), ("paid".into(), vec!["order.paid".to_owned()]));
     }
+    let payments: i64 = sqlx::query_scalar("SELECT count(*) FROM payments").fetch_one(&pool).await.unwrap();
+    assert_eq!(payments, 150, "told of with the platform's own account and without, each is one payment");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -42,8 +42,13 @@ async fn ask(pool: &PgPool, order: Uuid, payment: Option<PaymentName>, amount: O
     let id = Uuid::new_v4();
     let new = NewRefund { id, order_id: order, payment, amount_minor: amount, origin, reason: None, provider_key: id.to_string(), made_by: None };
     let mut tx = pool.begin().await.unwrap();
-    request_refund(&mut tx, &new, None).await?;
-    tx.commit().await.unwrap();
+    match request_refund(&mut tx, &new, None).await {
+        Ok(_) => tx.commit().await.unwrap(),
+        Err(refused) => {
+            tx.rollback().await.unwrap(); // dropped, it would hold its locks a little longer
+            return Err(refused);
+        }
+    }
     Ok(id)
 }
 
@@ -75,17 +80,38 @@ async fn a_smaller_figure_pays_nothing_once_all_the_money_went_back() {
 async fn the_price_of_a_checkout_raises_no_figure_of_a_payment() {
     let pool = Stage::with_schema().await.pool();
     let id = order(&pool).await;
-    let priced = |payment: &str| match captured(id, payment, 1099) {
-        Delivery { fact: Fact::Payment { news, payment, order, money, contact, remark, .. }, .. } => {
-            let details = PaymentDetails { by_price: true, ..PaymentDetails::default() };
-            Delivery { fact: Fact::Payment { news, payment, order, money, details, contact, remark }, ..captured(id, "pi_1", 1) }
-        }
-        other => other,
-    };
     assert_eq!(outcomes(&pool, &[captured(id, "pi_1", 500)]).await, [Outcome::Held]);
-    assert_eq!(outcomes(&pool, &[priced("pi_1")]).await, [Outcome::Superseded]);
+    assert_eq!(outcomes(&pool, &[priced(id, "pi_1")]).await, [Outcome::Superseded]);
     assert_eq!(status(&pool, id).await, "pending_payment");
-    assert_eq!(outcomes(&pool, &[priced("pi_2")]).await, [Outcome::Applied], "of a payment that has told nothing, it is all that is known");
+    assert_eq!(outcomes(&pool, &[priced(id, "pi_2")]).await, [Outcome::Applied], "of a payment that has told nothing, it is all that is known");
+}
+
+/// The capture of a checkout's price, told by the session.
+fn priced(order: Uuid, payment: &str) -> Delivery {
+    let mut delivery = captured(order, payment, 1099);
+    if let Fact::Payment { details, .. } = &mut delivery.fact {
+        details.by_price = true;
+    }
+    delivery
+}
+
+/// Once the payment tells its own figure, that is in the books, lower or higher; a person hears of the difference.
+#[tokio::test]
+async fn a_payments_own_figure_replaces_the_price_of_its_checkout() {
+    let pool = Stage::with_schema().await.pool();
+    for (own, outcome, kind, listed_minor) in [(500, Outcome::Held, "overpaid", 599), (2000, Outcome::Held, "held", 901), (1099, Outcome::Superseded, "", 0)] {
+        let (id, payment) = (order(&pool).await, format!("pi_{own}"));
+        assert_eq!(outcomes(&pool, &[priced(id, &payment)]).await, [Outcome::Applied]);
+        assert_eq!(outcomes(&pool, &[captured(id, &payment, own)]).await, [outcome], "{own}");
+        assert_eq!(status(&pool, id).await, if own < 1099 { "partially_refunded" } else { "paid" }, "it follows from the money that stands");
+        let receivable = books(&pool, id).await.into_iter().find(|(account, _)| account == "assets:receivable:stripe").unwrap().1;
+        assert_eq!(receivable, own, "what was captured is in the books");
+        let waits: Vec<_> = attention(&mut pool.acquire().await.unwrap(), 100).await.unwrap();
+        let waits: Vec<_> = waits.iter().filter(|entry| entry.what.ends_with(&payment)).map(|entry| (entry.kind.as_str(), entry.amount_minor)).collect();
+        assert_eq!(waits, if kind.is_empty() { vec![] } else { vec![(kind, Some(listed_minor))] });
+        let ours = ask(&pool, id, None, Some(own.min(1099) + 1), "api").await;
+        assert!(own == 2000 || matches!(ours, Err(RefundRefused::TooMuch { .. })), "no more goes back than was captured: {ours:?}");
+    }
 }
 
 #[tokio::test]
@@ -310,7 +336,7 @@ async fn a_refund_that_fails_twice_says_so_twice() {
 #[tokio::test]
 async fn disputes_refunds_and_claims_of_any_payment_hold_an_automatic_refund() {
     let pool = Stage::with_schema().await.pool();
-    let doubts: [(&str, Option<&str>); 8] = [
+    let doubts: [(&str, Option<&str>); 9] = [
         ("nothing", None),
         ("an inquiry", Some("has a dispute: inquiry")),
         ("a dispute", Some("has a dispute: opened")),
@@ -319,6 +345,7 @@ async fn disputes_refunds_and_claims_of_any_payment_hold_an_automatic_refund() {
         ("a pending refund", Some("is under way")),
         ("a failed refund", Some("failed")),
         ("a claim", Some("another order claims")),
+        ("the first one's refund", Some("went back itself")),
     ];
     for (nth, (what, why)) in doubts.into_iter().enumerate() {
         let (id, first, second) = (order(&pool).await, format!("pi_first_{nth}"), format!("pi_second_{nth}"));
@@ -332,6 +359,7 @@ async fn disputes_refunds_and_claims_of_any_payment_hold_an_automatic_refund() {
             "a win" => Some(disputed(DisputeStatus::Won)),
             "a pending refund" => Some(refund(&first, &format!("re_{nth}"), RefundStatus::Pending, 5)),
             "a failed refund" => Some(refund(&first, &format!("re_{nth}"), RefundStatus::Failed, 5)),
+            "the first one's refund" => Some(refund(&first, &format!("re_{nth}"), RefundStatus::Succeeded, 1099)),
             "a claim" => Some(news(News::Captured, order(&pool).await, &second)),
             _ => None,
         };
@@ -347,25 +375,69 @@ async fn disputes_refunds_and_claims_of_any_payment_hold_an_automatic_refund() {
     }
 }
 
+fn partly(order: Uuid, payment: &str, taken: i64, released_minor: i64) -> Delivery {
+    let mut capture = captured(order, payment, taken);
+    if let Fact::Payment { details, .. } = &mut capture.fact {
+        details.released_minor = released_minor;
+    }
+    capture
+}
+
+fn told(refund_id: &str, status: RefundStatus, may_be_release: bool) -> Delivery {
+    let money = Money::new(901, "EUR".parse().unwrap());
+    says(Fact::Refund { payment: key("pi_1"), refund_id: refund_id.into(), status, money, ours: None, may_be_release })
+}
+
 /// The rest of an authorisation that was never captured is told of as a refund, before or after everything else.
 #[tokio::test]
 async fn the_released_rest_of_an_authorisation_is_no_refund() {
     let pool = Stage::with_schema().await.pool();
-    let id = order(&pool).await;
-    let mut capture = captured(id, "pi_1", 1099);
-    if let Fact::Payment { details, .. } = &mut capture.fact {
-        details.released_minor = 901;
-    }
-    let told = |refund_id: &str, may_be_release| {
-        let money = Money::new(901, "EUR".parse().unwrap());
-        says(Fact::Refund { payment: key("pi_1"), refund_id: refund_id.into(), status: RefundStatus::Succeeded, money, ours: None, may_be_release })
-    };
-    outcomes(&pool, &[told("re_rest", true), capture, told("re_rest", true)]).await;
+    let (id, rest) = (order(&pool).await, || told("re_rest", RefundStatus::Succeeded, true));
+    outcomes(&pool, &[rest(), partly(id, "pi_1", 1099, 901), rest()]).await;
     assert_eq!((status(&pool, id).await.as_str(), topics(&pool, id).await.len()), ("paid", 1));
     assert!(ask(&pool, id, None, Some(1099), "api").await.is_ok(), "all that was captured can go back");
     sqlx::query("DELETE FROM refunds").execute(&pool).await.unwrap();
     // A second one of the same amount is a refund, and so is the same one by the word of a version that tells no releases so.
-    outcomes(&pool, &[told("re_more", true)]).await;
+    outcomes(&pool, &[told("re_more", RefundStatus::Succeeded, true)]).await;
     assert_eq!(status(&pool, id).await, "partially_refunded");
     assert_eq!(disposition(&pool, "pi_1").await.1, "settled");
+}
+
+/// Heard before anyone said how much was not captured, it is booked, and taken back as soon as the payment says so.
+#[tokio::test]
+async fn a_release_that_was_taken_for_a_refund_is_taken_back() {
+    let pool = Stage::with_schema().await.pool();
+    let (id, rest) = (order(&pool).await, || told("re_rest", RefundStatus::Succeeded, true));
+    outcomes(&pool, &[priced(id, "pi_1"), rest()]).await;
+    assert_eq!(status(&pool, id).await, "partially_refunded", "nobody can know yet");
+    outcomes(&pool, &[partly(id, "pi_1", 1099, 901), rest()]).await;
+    assert_eq!(topics(&pool, id).await, ["order.paid", "order.refunded", "refund.failed"]);
+    assert_eq!((status(&pool, id).await.as_str(), listed(&pool, "refund").await.len()), ("paid", 0));
+    assert_eq!(books(&pool, id).await, owned(&[("assets:receivable:stripe", 1099), ("income:sales", -1099)]));
+    assert!(ask(&pool, id, None, Some(1099), "api").await.is_ok(), "all that was captured can go back");
+}
+
+/// A refund of as much as was released, and the release: whichever comes first, and whatever becomes of the refund.
+#[tokio::test]
+async fn a_refund_that_equals_the_release_is_told_from_it_by_what_becomes_of_it() {
+    use RefundStatus::{Failed, Pending, Succeeded};
+    let lives: [(&[(&str, RefundStatus)], &str); 5] = [
+        (&[("re_real", Pending), ("re_rest", Succeeded), ("re_real", Failed)], "paid"),
+        (&[("re_rest", Succeeded), ("re_real", Pending), ("re_real", Failed)], "paid"),
+        (&[("re_real", Succeeded), ("re_rest", Succeeded), ("re_real", Failed)], "paid"),
+        (&[("re_real", Succeeded), ("re_real", Failed), ("re_rest", Succeeded)], "paid"),
+        (&[("re_real", Succeeded), ("re_real", Pending), ("re_rest", Succeeded)], "partially_refunded"),
+    ];
+    for (life, then) in lives {
+        let pool = Stage::with_schema().await.pool();
+        let id = order(&pool).await;
+        outcomes(&pool, &[partly(id, "pi_1", 1099, 901)]).await;
+        for (refund_id, status) in life {
+            outcomes(&pool, &[told(refund_id, *status, true)]).await;
+        }
+        assert_eq!(status(&pool, id).await, then, "{life:?}");
+        let back = if then == "paid" { vec![("assets:receivable:stripe", 1099)] } else { vec![("assets:receivable:stripe", 198), ("income:refunds", 901)] };
+        let found: Vec<_> = books(&pool, id).await.into_iter().filter(|(account, _)| account != "income:sales").collect();
+        assert_eq!(found, owned(&back), "{life:?}");
+    }
 }
