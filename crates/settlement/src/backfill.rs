@@ -124,7 +124,7 @@ async fn paid_then(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::Resu
     let (keys, made): (Vec<&PaymentKey>, Vec<i64>) = captures.unzip();
     sqlx::query!(
         "UPDATE orders o SET paid_at = to_timestamp(k.made_at::float8) FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[]) AS k (provider, account, payment_id, made_at)
-         WHERE o.paid_provider = k.provider AND o.paid_account = k.account AND o.paid_payment_id = k.payment_id AND o.paid_at = now()",
+         WHERE o.paid_provider = k.provider AND (o.paid_account = k.account OR '' IN (o.paid_account, k.account)) AND o.paid_payment_id = k.payment_id AND o.paid_at = now()",
         &keys.iter().map(|key| key.provider.name().to_owned()).collect::<Vec<_>>(),
         &keys.iter().map(|key| key.account.clone()).collect::<Vec<_>>(),
         &keys.iter().map(|key| key.payment_id.clone()).collect::<Vec<_>>(),

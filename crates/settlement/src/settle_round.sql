@@ -38,6 +38,7 @@ WITH input AS MATERIALIZED (
         processed_at = CASE WHEN w.outcome IN ('waiting', 'failed', 'deferred') AND (excluded.deliveries = 0 OR w.body = excluded.body) THEN now() ELSE w.processed_at END,
         processed_in = CASE WHEN w.outcome IN ('waiting', 'failed', 'deferred') AND (excluded.deliveries = 0 OR w.body = excluded.body) THEN pg_current_xact_id() ELSE w.processed_in END,
         waits_for = CASE WHEN w.outcome = 'waiting' AND (excluded.deliveries = 0 OR w.body = excluded.body) THEN NULL ELSE w.waits_for END,
+        reason = CASE WHEN w.outcome IN ('waiting', 'failed', 'deferred') AND (excluded.deliveries = 0 OR w.body = excluded.body) THEN excluded.reason ELSE w.reason END,
         outcome = CASE WHEN w.outcome IN ('waiting', 'failed', 'deferred') AND (excluded.deliveries = 0 OR w.body = excluded.body) THEN 'applied' ELSE w.outcome END
     RETURNING provider, account, event_id, outcome, w.processed_in IS NOT DISTINCT FROM pg_current_xact_id() AS fresh, w.body
 ), paid AS (

@@ -1,6 +1,6 @@
 //! Odd lives of money, each with its right end; docs/cases.md names them.
 
-use counterfoil_payments::{DisputeStatus, Fact, Money, News, OrderId, OrderKey, PaymentDetails, PaymentKey, Provider, RefundStatus};
+use counterfoil_payments::{DisputeStatus, Fact, Money, News, OrderId, OrderKey, PaymentKey, Provider, RefundStatus};
 use counterfoil_settlement::{
     Attention, Delivery, NewRefund, Outcome, PaymentName, RefundRefused, attention, begin_call, deliveries_naming, doubt_about, find_refund, orders_named,
     refund_refused, request_refund, set_session,
@@ -139,10 +139,11 @@ async fn captured_money_without_an_order_is_listed_until_its_order_is_known() {
         event
     };
     assert_eq!(outcomes(&pool, &[nameless("pi_1", None), nameless("pi_2", Some("cs_2"))]).await, [Outcome::Ignored, Outcome::Ignored]);
+    assert_eq!(outcomes(&pool, &[nameless("pi_1", None)]).await, [Outcome::Ignored], "another event of it is no more money");
     let list = listed(&pool, "unplaced").await;
     assert_eq!(list.iter().map(|entry| (entry.amount_minor, entry.currency.as_deref())).collect::<Vec<_>>(), [(Some(1099), Some("EUR")); 2]);
-    for id in ["pi_1", "ch_pi_1", "ch_pi_2", "cs_2"] {
-        assert_eq!(deliveries_naming(&mut pool.acquire().await.unwrap(), id).await.unwrap().len(), 1, "{id}");
+    for (id, events) in [("pi_1", 2), ("ch_pi_1", 2), ("ch_pi_2", 1), ("cs_2", 1)] {
+        assert_eq!(deliveries_naming(&mut pool.acquire().await.unwrap(), id).await.unwrap().len(), events, "{id}");
     }
     let (one, two) = (order(&pool).await, order(&pool).await);
     outcomes(&pool, &[news(News::Authorised, one, "pi_1")]).await;
@@ -153,6 +154,9 @@ async fn captured_money_without_an_order_is_listed_until_its_order_is_known() {
     tx.commit().await.unwrap();
     assert_eq!(status(&pool, two).await, "paid");
     assert!(listed(&pool, "unplaced").await.is_empty());
+    let excused: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM webhook_events WHERE outcome = 'applied' AND reason IS NOT NULL").fetch_one(&pool).await.unwrap();
+    assert_eq!(excused, 0, "what is applied says no longer why it was not");
     assert_eq!(orders_named(&mut pool.acquire().await.unwrap(), "ch_pi_1").await.unwrap(), [one]);
     // The session is known before its payment is captured: met at once.
     let three = order(&pool).await;
@@ -415,6 +419,25 @@ async fn a_release_that_was_taken_for_a_refund_is_taken_back() {
     assert_eq!((status(&pool, id).await.as_str(), listed(&pool, "refund").await.len()), ("paid", 0));
     assert_eq!(books(&pool, id).await, owned(&[("assets:receivable:stripe", 1099), ("income:sales", -1099)]));
     assert!(ask(&pool, id, None, Some(1099), "api").await.is_ok(), "all that was captured can go back");
+}
+
+/// A provider's sum that no refund explains, not even as the release, is listed after an hour.
+#[tokio::test]
+async fn more_gone_than_any_refund_explains_is_listed_after_an_hour() {
+    let pool = Stage::with_schema().await.pool();
+    let id = order(&pool).await;
+    let total = Money::new(901, "EUR".parse().unwrap());
+    outcomes(&pool, &[partly(id, "pi_1", 1099, 901), told("re_real", RefundStatus::Succeeded, true)]).await;
+    outcomes(&pool, &[says(Fact::RefundsReported { payment: key("pi_1"), total })]).await;
+    assert!(listed(&pool, "refund").await.is_empty(), "its refund may be on its way");
+    sqlx::query("UPDATE payments SET updated_at = now() - interval '2 hours'").execute(&pool).await.unwrap();
+    assert_eq!(listed(&pool, "refund").await.iter().map(|entry| entry.amount_minor).collect::<Vec<_>>(), [Some(901)]);
+    outcomes(&pool, &[told("re_real", RefundStatus::Succeeded, false)]).await;
+    assert_eq!(
+        (listed(&pool, "refund").await.len(), status(&pool, id).await.as_str()),
+        (0, "partially_refunded"),
+        "by the word of a version that tells no releases"
+    );
 }
 
 /// A refund of as much as was released, and the release: whichever comes first, and whatever becomes of the refund.
