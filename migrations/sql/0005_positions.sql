@@ -5,8 +5,7 @@ DO $$ BEGIN
     IF EXISTS (SELECT FROM outbox o WHERE o.exchange = 'counterfoil.events' AND o.topic IN ('order.paid', 'payment.extra', 'payment.held', 'order.refunded', 'refund.failed', 'order.disputed')
         AND o.created_at > now() - interval '30 days'
         AND NOT EXISTS (SELECT FROM processed_events p WHERE p.consumer = 'ledger' AND p.event_id = o.event_id AND p.state = 'done')) THEN
-        RAISE EXCEPTION 'the ledger has not posted all events of the earlier release'
-            USING HINT = 'stop ingest, let the earlier release''s relay and ledger consumer finish (counterfoil status: nothing pending; dead letters of the ledger replayed), then migrate';
+        RAISE EXCEPTION 'the ledger has not posted all events of the earlier release: stop ingest, let the earlier relay and ledger consumer finish, replay the ledger''s dead letters, then migrate';
     END IF;
 END $$;
 
