@@ -9,7 +9,7 @@
 //! | account | stands at |
 //! |---|---|
 //! | `assets:receivable:<provider>` | captured − refunded − disputed − charged back |
-//! | `income:sales` | settled |
+//! | `income:sales` | settled, as far as it was captured |
 //! | `income:tips` | tip |
 //! | `liabilities:unallocated` | unallocated, less what went back, is going back or was charged back: they take from it first |
 //! | `income:refunds` | the rest of what went back or is going back |
@@ -71,7 +71,7 @@ fn balances(payment: &PaymentKey, at: &Position) -> [(String, i64); 8] {
     let back = at.refunded_minor + at.refund_pending_minor;
     let back_unallocated = back.min(unallocated);
     let charged_unallocated = at.charged_back_minor.min(unallocated - back_unallocated);
-    // What was settled beyond what was captured is owed by nobody: it is seen as negative sales, never made up.
+    // What was settled beyond what was captured, by the price of a checkout, is no sale.
     let settled = at.captured_minor - at.tip_minor - unallocated;
     [
         (receivable(payment), at.captured_minor - at.refunded_minor - at.disputed_minor - at.charged_back_minor),

@@ -166,6 +166,20 @@ impl Fact {
         }
     }
 
+    /// The order that it names, of a payment that counts for one.
+    #[must_use]
+    pub fn order(&self) -> Option<&OrderKey> {
+        match self {
+            Self::Payment { order, .. } => order.as_ref(),
+            Self::Unsupported { .. }
+            | Self::Refund { .. }
+            | Self::RefundsReported { .. }
+            | Self::Dispute { .. }
+            | Self::Ignored { .. }
+            | Self::Unreadable { .. } => None,
+        }
+    }
+
     /// Captured money that it reports.
     #[must_use]
     pub fn captured(&self) -> Option<Money> {

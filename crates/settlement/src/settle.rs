@@ -42,7 +42,7 @@ pub async fn lock_orders(tx: &mut PgTransaction<'_>, orders: &[Uuid]) -> sqlx::R
 /// # Errors
 /// When a statement fails.
 pub async fn settle_or_wait(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> sqlx::Result<Vec<Verdict>> {
-    let mut names: Vec<String> = batch.iter().filter_map(|delivery| order_key(&delivery.fact)).map(OrderKey::waits_for).collect();
+    let mut names: Vec<String> = batch.iter().filter_map(|delivery| delivery.fact.order()).map(OrderKey::waits_for).collect();
     names.sort();
     names.dedup();
     lock_names(tx, &names).await?;
@@ -51,7 +51,7 @@ pub async fn settle_or_wait(tx: &mut PgTransaction<'_>, batch: &[Delivery]) -> s
     let waiting: Vec<&Item<'_>> = items.iter().filter(|item| matches!(verdicts[item.positions[0]], Verdict::NoOrder(_))).collect();
     let notes: Vec<_> = waiting
         .iter()
-        .map(|item| (*item, Note { outcome: Outcome::Waiting, reason: None, waits_for: order_key(&item.delivery.fact).map(OrderKey::waits_for) }))
+        .map(|item| (*item, Note { outcome: Outcome::Waiting, reason: None, waits_for: item.delivery.fact.order().map(OrderKey::waits_for) }))
         .collect();
     for (item, verdict) in waiting.iter().zip(events::store(tx, &notes).await?) {
         assign(&mut verdicts, item, &verdict);
@@ -124,18 +124,6 @@ pub(crate) async fn lock_names(tx: &mut PgTransaction<'_>, names: &[String]) -> 
     .execute(&mut **tx)
     .await?;
     Ok(())
-}
-
-fn order_key(fact: &Fact) -> Option<&OrderKey> {
-    match fact {
-        Fact::Payment { order, .. } => order.as_ref(),
-        Fact::Unsupported { .. }
-        | Fact::Refund { .. }
-        | Fact::RefundsReported { .. }
-        | Fact::Dispute { .. }
-        | Fact::Ignored { .. }
-        | Fact::Unreadable { .. } => None,
-    }
 }
 
 fn payment_of(fact: &Fact) -> Option<(News, Option<Money>, &Contact)> {
@@ -291,7 +279,7 @@ async fn classify_one<'a>(
 ) -> sqlx::Result<Verdict> {
     let delivery = item.delivery;
     let (Some(outcome), Some((news, money, contact))) = (done.outcome.as_deref(), payment_of(&delivery.fact)) else {
-        let key = order_key(&delivery.fact).cloned().unwrap_or(OrderKey::Id(counterfoil_payments::OrderId(order)));
+        let key = delivery.fact.order().cloned().unwrap_or(OrderKey::Id(counterfoil_payments::OrderId(order)));
         return Ok(if done.order_exists { Verdict::Locked(order) } else { Verdict::NoOrder(key) });
     };
     let differs = done.differs.unwrap_or(false);

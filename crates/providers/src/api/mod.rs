@@ -112,15 +112,7 @@ impl PaymentState {
     /// The order that the payment names.
     #[must_use]
     pub fn order(&self) -> Option<&OrderKey> {
-        match &self.fact {
-            Fact::Payment { order, .. } => order.as_ref(),
-            Fact::Unsupported { .. }
-            | Fact::Refund { .. }
-            | Fact::RefundsReported { .. }
-            | Fact::Dispute { .. }
-            | Fact::Ignored { .. }
-            | Fact::Unreadable { .. } => None,
-        }
+        self.fact.order()
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use counterfoil_payments::{Contact, Fact};
 use counterfoil_providers::{Adapter, Mode, Razorpay, Secret, Square, Standard, Stripe};
-use counterfoil_settlement::{Delivery, Verdict, housekeeping, settle};
+use counterfoil_settlement::Delivery;
 use counterfoil_tests::Stage;
 use http::HeaderMap;
 use rand::rngs::StdRng;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use sqlx::PgPool;
 use uuid::Uuid;
 
-use crate::support::{book, create, differing, new_order, settled_or_waiting};
+use crate::support::{book, create, differing, new_order, settle_in_batches, settled_or_waiting};
 
 const PRICE: i64 = 1099;
 
@@ -353,24 +353,14 @@ fn books(provider: &str, lives: &BTreeMap<String, Life>, payer: Option<&str>) ->
 async fn lived(pool: &PgPool, rng: &mut StdRng, reference: &str, told: &[Delivery]) -> Uuid {
     let mut arriving: Vec<Delivery> = told.iter().flat_map(|event| vec![event.clone(); rng.random_range(1..3)]).collect();
     arriving.shuffle(rng);
-    let (before, mut after) = arriving.split_at(rng.random_range(0..=arriving.len()));
+    let (before, after) = arriving.split_at(rng.random_range(0..=arriving.len()));
     for delivery in before {
         settled_or_waiting(pool, delivery).await;
     }
     let mut tx = pool.begin().await.unwrap();
     let order = create(&mut tx, &new_order(reference)).await.id;
     tx.commit().await.unwrap();
-    while !after.is_empty() {
-        let (batch, rest) = after.split_at(rng.random_range(1..=after.len()));
-        let mut tx = pool.begin().await.unwrap();
-        let verdicts = settle(&mut tx, batch).await.unwrap();
-        assert!(verdicts.iter().all(|verdict| matches!(verdict, Verdict::Settled(_))), "{verdicts:?}");
-        tx.commit().await.unwrap();
-        after = rest;
-    }
-    let mut tx = pool.begin().await.unwrap();
-    housekeeping::drive_waiting(&mut tx, 1000).await.unwrap();
-    tx.commit().await.unwrap();
+    settle_in_batches(pool, after, rng).await;
     order
 }
 

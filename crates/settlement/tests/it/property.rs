@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use counterfoil_payments::{Contact, DisputeStatus, Fact, Money, News, OrderKey, RefundStatus};
-use counterfoil_settlement::{Delivery, Verdict, housekeeping, settle};
+use counterfoil_settlement::Delivery;
 use counterfoil_tests::Stage;
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
@@ -13,7 +13,7 @@ use rand::{RngExt, SeedableRng};
 use sqlx::PgPool;
 use uuid::Uuid;
 
-use crate::support::{book, create, delivery, differing, dispute, key, new_order, refund, says, settled_or_waiting};
+use crate::support::{book, create, delivery, differing, dispute, key, new_order, refund, says, settle_in_batches, settled_or_waiting};
 
 const PRICE: i64 = 1000;
 
@@ -377,18 +377,7 @@ async fn live(pool: &PgPool, rng: &mut StdRng, reference: &str, facts: &[Deliver
     new.customer.email = None;
     let order = create(&mut tx, &new).await.id;
     tx.commit().await.unwrap();
-    let mut after = after;
-    while !after.is_empty() {
-        let (batch, rest) = after.split_at(rng.random_range(1..=after.len()));
-        let mut tx = pool.begin().await.unwrap();
-        let verdicts = settle(&mut tx, batch).await.unwrap();
-        assert!(verdicts.iter().all(|verdict| matches!(verdict, Verdict::Settled(_))), "{verdicts:?}");
-        tx.commit().await.unwrap();
-        after = rest;
-    }
-    let mut tx = pool.begin().await.unwrap();
-    housekeeping::drive_waiting(&mut tx, 1000).await.unwrap();
-    tx.commit().await.unwrap();
+    settle_in_batches(pool, after, rng).await;
     order
 }
 

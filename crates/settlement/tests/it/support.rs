@@ -3,8 +3,11 @@
 use counterfoil_payments::event::Customer;
 use counterfoil_payments::{Contact, DisputeStatus, Fact, Money, News, OrderId, OrderKey, PaymentDetails, PaymentKey, Provider, RefundStatus};
 use counterfoil_settlement::{
-    Begun, Delivery, KeyAsk, NewOrder, Order, Outcome, PaymentName, Verdict, begin_keys, begin_orders, insert_orders, settle, settle_early, settle_or_wait,
+    Begun, Delivery, KeyAsk, NewOrder, Order, Outcome, PaymentName, Verdict, begin_keys, begin_orders, housekeeping, insert_orders, settle, settle_early,
+    settle_or_wait,
 };
+use rand::RngExt;
+use rand::rngs::StdRng;
 use serde_json::json;
 use sqlx::{PgPool, PgTransaction};
 use uuid::Uuid;
@@ -171,4 +174,19 @@ pub(crate) async fn book(pool: &PgPool) {
 /// Orders whose books differ from their payments.
 pub(crate) async fn differing(pool: &PgPool) -> usize {
     counterfoil_ledger::check::differences(&mut pool.acquire().await.unwrap(), 0, 1000).await.unwrap().len()
+}
+
+/// Settles what comes after its order was made, in batches cut at random; then what waited in the same instant.
+pub(crate) async fn settle_in_batches(pool: &PgPool, mut left: &[Delivery], rng: &mut StdRng) {
+    while !left.is_empty() {
+        let (batch, rest) = left.split_at(rng.random_range(1..=left.len()));
+        let mut tx = pool.begin().await.unwrap();
+        let verdicts = settle(&mut tx, batch).await.unwrap();
+        assert!(verdicts.iter().all(|verdict| matches!(verdict, Verdict::Settled(_))), "{verdicts:?}");
+        tx.commit().await.unwrap();
+        left = rest;
+    }
+    let mut tx = pool.begin().await.unwrap();
+    housekeeping::drive_waiting(&mut tx, 1000).await.unwrap();
+    tx.commit().await.unwrap();
 }
